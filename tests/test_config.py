@@ -32,7 +32,7 @@ from lm.config import (
 )
 from lm.config.ablation import AblateConfig
 from lm.config.data import SOURCES, TOKENIZERS
-from lm.config.identity import config_hash, differences
+from lm.config.identity import config_hash, deciding_settings, differences, flat
 from lm.config.model import OWN_SETTINGS
 from lm.config.optim import OPTIMIZERS
 from lm.config.run import PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
@@ -220,30 +220,23 @@ SAME: dict[str, RunConfig] = {
     "diagnostics": replace(RUN, diagnostics=DiagnosticsConfig(every=5)),
     "pin and bounds of the text": with_data(RUN, sha256="0" * 64, max_bytes=10**9, val_max_bytes=None),
 }
+TRAINER: dict[str, Any] = {"max_steps": 99, "precision": "32-true", "accelerator": "cpu", "strategy": "ddp"}
+TRAINER |= {"devices": 2, "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
+OF_DATA: dict[str, Any] = {"order": "documents", "val_fraction": 0.2, "seq_len": 64, "batch_size": 4}
+OF_DATA |= {"document_mask": True, "overfit_batches": 1}
 OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "seed": replace(RUN, seed=1),
     "optim.lr": replace(RUN, optim=OptimConfig(lr=1.0)),
-    "trainer.max_steps": change(RUN, max_steps=99),
-    "trainer.precision": change(RUN, precision="32-true"),
-    "trainer.accelerator": change(RUN, accelerator="cpu"),
     "loss": replace(RUN, loss="plain"),
+    "compile": replace(RUN, compile=True),
     "head.kind": replace(RUN, head=HEADS["untied"]),
     "checkpoint.best": replace(RUN, checkpoint=CheckpointConfig(best=True)),
     "checkpoint.patience": replace(RUN, checkpoint=CheckpointConfig(patience=3)),
-    "data.order": with_data(RUN, order="documents"),
     "max_minutes": replace(RUN, max_minutes=1.0),
-    "data.val_fraction": with_data(RUN, val_fraction=0.2),
-    "trainer.devices": change(RUN, devices=2),
-    "trainer.strategy": change(RUN, strategy="ddp"),
-    "trainer.gradient_clip_val": change(RUN, gradient_clip_val=0.5),
-    "trainer.accumulate_grad_batches": change(RUN, accumulate_grad_batches=2),
-    "compile": replace(RUN, compile=True),
-    **{
-        f"data.{key}": with_data(RUN, **{key: value})
-        for key, value in {"seq_len": 64, "batch_size": 4, "document_mask": True, "overfit_batches": 1}.items()
-    },
     "init_sha256": replace(RUN, init_sha256="00"),
     "init_tied_matrix": replace(RUN, init_tied_matrix="mean"),
+    **{f"trainer.{key}": change(RUN, **{key: value}) for key, value in TRAINER.items()},
+    **{f"data.{key}": with_data(RUN, **{key: value}) for key, value in OF_DATA.items()},
 }
 
 
@@ -260,6 +253,17 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
     assert config_hash(change(RUN, devices=2)) == config_hash(change(RUN, num_nodes=2)), "two processes"
     elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
     assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
+
+
+def test_every_setting_decides_numbers_or_is_known_not_to() -> None:
+    run = replace(RUN, checkpoint=CheckpointConfig(best=True))
+    rest = {key for key in {*flat(asdict(run))} - {*deciding_settings(asdict(run))} if key.split(".")[0] != "tokenizer"}
+    of_text = {f"data.{key}" for key in asdict(run.data)} - {f"data.{key}" for key in OF_DATA}
+    where = {"run_dir", "init_from", "threads", "activation_checkpointing", "plan_only"}
+    logged = {"typed", "prompts", "logger.tensorboard", "logger.wandb", "diagnostics.every", "head.name", "max_tokens"}
+    logged |= {f"checkpoint.{key}" for key in ("every", "keep", "resume")}
+    logged |= {f"trainer.{key}" for key in ("log_every_n_steps", "enable_progress_bar", "detect_anomaly")}
+    assert rest == of_text | where | logged
 
 
 def test_what_differs_is_named() -> None:

@@ -333,18 +333,3 @@ def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
 def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(lab: Callable[..., str]) -> None:
     assert "lm-lab train [TEXT] [group=choice]" in lab("train", "--help")
     assert "name: untied" in lab("train", "head=untied", "--cfg", "job")
-
-
-@pytest.mark.nightly
-def test_every_command_runs_outside_of_the_checkout(lab: Callable[..., str]) -> None:
-    small = [*TINY_RUN, "data.path=my file.txt"]
-    assert "validation loss" in lab("train", *small, "run_dir=run")
-    assert lab("generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
-    assert "loss" in json.loads(lab("evaluate", "run_dir=run"))
-    few = [*small, "tokenizer.vocab_size=null", "trainer.max_steps=4", "ablation.seeds=[0,1]"]
-    lab("ablate", "ablation=smoke", *few, "output_dir=out")
-    lab("report", "output_dir=out")
-    read = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
-    assert "lm-lab report output_dir=out" in lab("-c", read, "out/report.html", program=sys.executable)
-    assert "AutoModelForCausalLM" in lab("export", "run_dir=run", "output_dir=exported")
-    assert "run" in lab("runs", "folder=.")

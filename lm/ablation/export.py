@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.record import BASE, REPORTED, TRIAL
+from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
 from lm.ablation.warnings import Warning, report_warnings
 
 SCHEMA_VERSION = 1  # of report.json
-PURPOSES = (REPORTED, TRIAL, BASE, "unused")
+PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
 WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known

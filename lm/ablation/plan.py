@@ -177,14 +177,6 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     return least, most
 
 
-def stale_runs(plan: Plan, step: Step) -> list[str]:
-    """Finished runs in the folder that are not asked for: settings, text, code or seeds have changed."""
-    if step.n_trials[1]:  # the names of the runs are not known yet
-        return []
-    asked = {run.run_dir for run in step.runs}
-    return [name for name in plan.reader.finished() if name.startswith(FOLDERS[REPORTED]) and name not in asked]
-
-
 def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int], stopped: list[str]) -> AblationRecord:
     arms = {name: arm.record(*tuned.get(name, ({}, {}))) for name, arm in plan.arms.items()}
     rows = sorted((run.row() for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))

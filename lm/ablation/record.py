@@ -26,7 +26,7 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
 REMOVED = (  # keys of earlier versions
     *("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step"),
 )
-BASE, TRIAL, REPORTED = "base", "trial", "reported"  # purposes of runs
+BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
 FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
 
 

@@ -261,9 +261,6 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     for base in results.of(BASE).dropna(subset="val_loss").itertuples():
         yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}"
-    sizes = {name: (arm.train_tokens, arm.val_tokens) for name, arm in record.arms.items()}
-    tokens = _by_value({name: f"{n:,} in training, {m:,} in validation" for name, (n, m) in sizes.items()})
-    yield "tokens of the text", tokens
     for key in ("data_hash", "tokenizer_hash", "source_hash"):
         yield key.replace("_", " "), _by_value({name: arm.identity[key][:16] for name, arm in record.arms.items()})
     yield "resumed after an interruption", f"{(done['resumed_from'].fillna('') != '').sum()} of {len(done)}"

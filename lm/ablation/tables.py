@@ -8,7 +8,7 @@ import pandas as pd
 from lm.ablation import views
 from lm.ablation.contrasts import digits_of
 from lm.ablation.history import lost_to_new_code
-from lm.ablation.record import BASE
+from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results, results_of
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def plan_table(plan: "Plan", step: "Step") -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
-    from lm.ablation.plan import record_of, seconds_to_go, stale_runs  # which import torch
+    from lm.ablation.plan import record_of, seconds_to_go  # which import torch
     from lm.system.device import busy
 
     config, record = plan.config, record_of(plan, step)
@@ -31,11 +31,12 @@ def plan_table(plan: "Plan", step: "Step") -> str:
         tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
-    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results_of(record, plan.reader))]
+    results = results_of(record, plan.reader)
+    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results)]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
     if lost := lost_to_new_code(plan, step):
         lines += [lost]
-    elif n := len(stale_runs(plan, step)):
+    elif (n := len(results.of(UNUSED))) and not step.n_trials[1]:  # else names of runs are not known yet
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
     lines += [" ".join(warning) for warning in plan_warnings(record)]

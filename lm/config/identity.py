@@ -18,7 +18,6 @@ DECIDING = (
     *(f"trainer.{key}" for key in ("max_steps", "accelerator", "precision", "strategy", "devices", "num_nodes")),
     *("trainer.gradient_clip_val", "trainer.accumulate_grad_batches"),
 )
-LABELS = ("head.name",)
 # Where a run is, what is logged of it and how. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
@@ -72,11 +71,8 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
         groups.add("validation")
     if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
         groups.remove("data.val_fraction")
-    return {
-        key: value
-        for key, value in leaves.items()
-        if (key in groups or key.partition(".")[0] in groups) and key not in LABELS
-    }
+    leaves.pop("head.name", None)  # a label
+    return {key: value for key, value in leaves.items() if {key, key.partition(".")[0]} & groups}
 
 
 def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
@@ -90,10 +86,7 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 
 
 def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, str]:
-    """What differs between the settings of a run's config.yaml and others that would be resumed there, by key.
-
-    Keys in `ignored` are not compared; threads only on a CPU, where they change numbers.
-    """
+    """What differs between the settings of a run's config.yaml and others, by key; threads count on a CPU alone."""
     before, now = deciding_settings(saved), deciding_settings(settings)
     if now.get("trainer.accelerator") == "cpu":
         before, now = ({**own, "threads": given.get("threads")} for own, given in ((before, saved), (now, settings)))
