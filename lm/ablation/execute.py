@@ -1,6 +1,7 @@
 """Make runs, several at a time, on an executor."""
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -10,6 +11,7 @@ from lm.ablation.run_files import Ending, Failure
 from lm.config import UserError
 
 MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
+CANCEL_SECONDS = 60  # for runs to save a checkpoint
 log = logging.getLogger(__name__)
 
 
@@ -23,30 +25,21 @@ def execute(
     """Make these runs, `workers` at a time, until each has finished, failed or diverged.
 
     `on_end` is called with each of them, `on_poll` about twice a second with those that are running. An interrupt
-    cancels what is queued or running and goes on to the caller. Raises UserError if the executor takes no run at all,
+    cancels what is queued or running and goes on to the caller. Raises UserError if the executor does not take a run,
     or if a machine lacks what runs need.
     """
     waiting, running, tries = deque(specs), dict[str, RunSpec](), Counter[str]()
-    refused = warned = False
     try:
         while waiting or running:
-            while waiting and len(running) < workers and not refused:
-                spec = waiting[0]
-                try:
-                    spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
-                    spec.files.status.unlink(missing_ok=True)
-                    spec.files.where.unlink(missing_ok=True)
-                    executor.submit(spec)
-                except UserError as error:  # it takes no more now, as at a limit of queued jobs
-                    if not running:
-                        raise
-                    if not warned:
-                        log.warning("%s: %s; it is tried again when another run has ended", spec.run_dir, error)
-                    refused = warned = True
-                else:
-                    running[spec.run_dir] = waiting.popleft()
+            while waiting and len(running) < workers:
+                spec = waiting.popleft()
+                spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+                for file in (spec.files.status, spec.files.where):  # of an earlier try
+                    file.unlink(missing_ok=True)
+                executor.submit(spec)
+                running[spec.run_dir] = spec
             for name, ending in executor.poll().items():
-                spec, refused = running.pop(name), False
+                spec = running.pop(name)
                 tries[name] += 1
                 if _has_outcome(spec, ending, executor.name, may_retry=tries[name] < MAX_TRIES):
                     on_end(spec)
@@ -55,6 +48,10 @@ def execute(
             on_poll(running.values())
     except BaseException:
         executor.cancel()
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while running and time.monotonic() < deadline:
+            for name in executor.poll():
+                running.pop(name, None)
         raise
 
 
