@@ -10,8 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
+from lm.system.files import sha256
 from tests.helpers.ablations import SMALL, question
 from tests.helpers.runs import composed, wait_for
 
@@ -38,32 +39,25 @@ class Scripted(Executor):
 
     name = "local"
 
-    def __init__(self, *ends: Ending, room: int = 9, interrupt: bool = False, begins: bool = True) -> None:
-        self.ends, self.room, self.interrupt, self.begins = ends, room, interrupt, begins
+    def __init__(self, *ends: Ending, begins: bool = True) -> None:
+        self.ends, self.begins = ends, begins
         self.submitted: list[str] = []
         self.running: list[RunSpec] = []
         self.most_running = self.n_cancelled = 0
 
-    def default_workers(self, threads: int) -> int:
-        return 1
-
     def submit(self, spec: RunSpec) -> None:
-        if len(self.running) >= self.room:
-            raise UserError("too many jobs")
         self.submitted.append(spec.run_dir)
         self.running.append(spec)
         self.most_running = max(self.most_running, len(self.running))
 
     def poll(self) -> dict[str, Ending]:
-        if self.interrupt:
-            raise KeyboardInterrupt
         spec = self.running.pop(0)
         if self.begins:
             spec.files.where.write_text("{}")
         tries = self.submitted.count(spec.run_dir)
         if tries > len(self.ends):
             spec.files.write_status("diverged", "error", "nan")
-        return {spec.run_dir: self.ends[min(tries, len(self.ends)) - 1] if self.ends else Ending(None, "")}
+        return {spec.run_dir: self.ends[min(tries, len(self.ends)) - 1]}
 
     def cancel(self) -> None:
         self.n_cancelled += 1
@@ -98,24 +92,18 @@ def test_a_killed_run_is_tried_again_and_a_failed_one_is_not(planned: list[RunSp
         assert (outcome.status, outcome.kind) == ("failed" if len(ends) == n_tries else "diverged", kind)
 
 
-def test_what_ends_the_loop_cancels_what_is_queued_or_running(planned: list[RunSpec], tmp_path: Path) -> None:
-    interrupted, absent = Scripted(interrupt=True), Scripted(ERROR, begins=False)
+def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(planned: list[RunSpec]) -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    interrupted, absent = Scripted(KILLED), Scripted(ERROR, begins=False)
     absent.name = "slurm"
     with pytest.raises(KeyboardInterrupt):
-        executed(planned, interrupted)
+        execute(planned, interrupted, 3, on_poll=interrupt)
     with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
-        executed(planned, absent)
-    assert interrupted.n_cancelled == absent.n_cancelled == 1
-
-
-def test_a_refused_run_waits_for_others(
-    planned: list[RunSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    executor = Scripted(room=1)
-    assert executed(planned, executor) == [spec.run_dir for spec in planned]
-    assert (caplog.text.count("too many jobs"), executor.n_cancelled) == (1, 0)
-    with pytest.raises(UserError, match="too many jobs"):
-        executed(planned, Scripted(room=0))
+        execute(planned, absent, 2)
+    for executor in (interrupted, absent):
+        assert (executor.n_cancelled, executor.running) == (1, [])
 
 
 def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
@@ -144,17 +132,19 @@ def make_failing_run(spec: RunSpec) -> None:
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
     spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
-    absent = f"output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}"
-    assert make_run_on_node(spec, "ray", os.getcwd()).startswith(absent)
+    with pytest.raises(UserError, match=f"^output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}"):
+        make_run_on_node(spec, "ray", os.getcwd())
     (tmp_path / "cells").mkdir()
-    assert make_run_on_node(spec, "ray", "/nowhere").startswith("/nowhere: cannot be used on node ")
-    assert make_run_on_node(other, "ray", os.getcwd()).startswith("lm: the training code on node ")
+    with pytest.raises(UserError, match=r"^/nowhere: cannot be used on node "):
+        make_run_on_node(spec, "ray", "/nowhere")
+    with pytest.raises(UserError, match=r"^lm: the training code on node "):
+        make_run_on_node(other, "ray", os.getcwd())
     assert not list((tmp_path / "cells").iterdir()), "no run has begun"
 
 
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    for name in ("ray", "slurm"):
+    for name, package in {"ray": "ray", "slurm": "submitit"}.items():
+        monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
             EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
@@ -172,40 +162,38 @@ def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
 
 
 @contextlib.contextmanager
+def disturbed(folder: Path, n: int, disturb: Callable[[], object]) -> Iterator[None]:
+    """Disturbed as soon as n runs train."""
+
+    def wait_and_disturb() -> None:
+        wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")) >= n, 200)
+        disturb()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(wait_and_disturb)
+        yield
+        future.result()
+
+
+@contextlib.contextmanager
 def ray(folder: Path) -> Iterator[list[str]]:
-    """A cluster of two nodes, of which one is killed as soon as two runs train."""
+    """A cluster of two nodes, of which one is killed."""
     from ray.cluster_utils import Cluster
 
     options = {"num_cpus": 1, "object_store_memory": 100_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
     second = cluster.add_node(**options)
-
-    def kill() -> None:
-        wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")) == 2, 200)
-        cluster.remove_node(second, allow_graceful=False)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    with disturbed(folder, 2, lambda: cluster.remove_node(second, allow_graceful=False)):
         yield ["executor=ray", f"ray.address={cluster.address}"]
-    finally:
-        thread.join()
-        cluster.shutdown()
+    cluster.shutdown()
 
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[list[str]]:
     """The cluster whose nodes see the temporary folders of this machine. A job is cancelled."""
-
-    def cancel() -> None:
-        wait_for(lambda: any(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")), 200)
-        running = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True).stdout
-        subprocess.run(["scancel", running.split()[0]], check=True)
-
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    yield ["executor=slurm"]
-    thread.join()
+    cancel = "scancel $(squeue -h -t R -o %A | head -n 1)"
+    with disturbed(folder, 1, lambda: subprocess.run(cancel, shell=True, check=True)):
+        yield ["executor=slurm"]
 
 
 NO_RAY, NO_SLURM = find_spec("ray") is None, find_spec("submitit") is None or shutil.which("sinfo") is None
@@ -222,14 +210,17 @@ def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
 ) -> None:
     words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}", "trainer.max_steps=400"]
     with cluster(tmp_path / "remote") as overrides:
-        remote = script("ablate", *words, "output_dir=remote", *overrides)
-    assert remote.returncode == 0, remote.stderr
+        answer = script("ablate", *words, "output_dir=remote", *overrides)
+    assert answer.returncode == 0, answer.stderr
     assert script("ablate", *words, "output_dir=local").returncode == 0
-    assert scores(tmp_path / "remote") == scores(tmp_path / "local") != {}
+    local, remote = (outcomes(tmp_path / name) for name in ("local", "remote"))
+    assert local == remote != {}, "bit for bit"
     with open(tmp_path / "remote/results.csv", newline="") as file:
         assert {row["executor"] for row in csv.DictReader(file)} == {cluster.__name__}
 
 
-def scores(folder: Path) -> dict[str, Any]:
-    results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("cells/*/result.json")}
-    return {name: (result["val_loss"], result["config_hash"]) for name, result in results.items()}
+def outcomes(folder: Path) -> dict[str, Any]:
+    """The score, the settings and the weights of each run."""
+    results = {path.parent: json.loads(path.read_text()) for path in folder.glob("cells/*/result.json")}
+    weights = {path: sha256(path / "model/model.safetensors") for path in results}
+    return {path.name: (result["val_loss"], result["config_hash"], weights[path]) for path, result in results.items()}

@@ -20,23 +20,22 @@ CHANGED = "has changed since these runs were planned; the same command plans ane
 log = logging.getLogger(__name__)
 
 
-def make_run_on_node(spec: RunSpec, executor: str, cwd: str) -> str:
-    """`make_run` on another machine. Returns why this machine cannot make the run, or nothing.
+def make_run_on_node(spec: RunSpec, executor: str, cwd: str) -> None:
+    """`make_run` on another machine. Raises UserError, before the run begins, if it cannot be made there.
 
     Paths in settings are relative to `cwd`, the folder in which the driver was started.
     """
     node, folder = f"node {socket.gethostname()}", spec.files.run_dir.parent
     if not folder.is_dir():
-        return f"output_dir: {folder} is not on {node}; expected storage that all nodes share"
+        raise UserError(f"output_dir: {folder} is not on {node}; expected storage that all nodes share")
     try:
         os.chdir(cwd)
         code = code_hash(foreign_classes(spec.run.model))
     except (OSError, UserError) as error:
-        return f"{cwd}: cannot be used on {node} ({error}); start the command in a folder that all nodes share"
+        raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
     if code != spec.identity["source_hash"]:
-        return f"lm: the training code on {node} is not that of the driver; install the same version there"
+        raise UserError(f"lm: the training code on {node} is not that of the driver; install the same version there")
     make_run(spec, executor)
-    return ""
 
 
 def make_run(spec: RunSpec, executor: str) -> None:

@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
+from lm.ablation.processes import warm_up
 from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, read_question, write_question
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
@@ -57,6 +58,8 @@ def program(config: DictConfig) -> None:
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     tell()
+    if ablation.executor == "local" and not ablation.plan_only:
+        warm_up()
     from lm.ablation.ablate import ablate
     from lm.ablation.plan import Plan, Step, record_of
     from lm.ablation.record import default_dir
