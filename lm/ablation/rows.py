@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation import views
 from lm.ablation.export import plain, verdict_json
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
 from lm.ablation.results import Results, RunReader, frame
+from lm.ablation.sentences import sentences
 from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Warning, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
@@ -119,7 +119,7 @@ def rows_warnings(results: Results) -> list[Warning]:
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    said = [*views.asked(results)["statement"], *map(" ".join, rows_warnings(results))]
+    said = [*sentences(results), *map(" ".join, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *said, *written]))
 

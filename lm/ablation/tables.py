@@ -1,6 +1,5 @@
 """The plan of an ablation and its results in the terminal."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -9,6 +8,7 @@ from lm.ablation import views
 from lm.ablation.contrasts import digits_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.results import Results
+from lm.ablation.sentences import sentences
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
@@ -62,9 +62,9 @@ def _plan_of_runs(plan: "Plan") -> list[str]:
     return lines
 
 
-def result_table(results: Results, verdicts: Iterable[str]) -> str:
+def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*verdicts, *filter(None, [views.stopped_early(results)])]
+    lines = [*sentences(results), *filter(None, [views.stopped_early(results)])]
     lines += [" ".join(warning) for warning in report_warnings(results)]
     reported = views.distinct(results.reported())
     lost = reported[reported["status"].isin(["failed", "diverged"])]
