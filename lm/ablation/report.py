@@ -18,11 +18,14 @@ import pandas as pd
 from lm.ablation import figures, views
 from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
-from lm.ablation.record import AblationRecord
+from lm.ablation.record import LOCK, AblationRecord, lock_output_dir
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
-from lm.ablation.warnings import CONDITIONS, Warning, report_warnings
+from lm.ablation.sentences import sentences
+from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
+from lm.config import UserError
 from lm.config.ablation import BUDGET_NAMES
+from lm.config.identity import key_of
 from lm.report.figures import inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
@@ -30,7 +33,6 @@ from lm.system.terminal import duration
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
-    "seeds": "The final metric of every run, a line for each seed across the arms",
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter, with the fitted curves",
 }
@@ -47,7 +49,6 @@ def write_report(results: Results) -> None:
     folder = results.folder
     drawn = {
         "forest": figures.forest(results),
-        "seeds": figures.seeds(results),
         "learning": figures.learning(results),
         "tuning": figures.tuning(results),
     }
@@ -76,29 +77,40 @@ def write_pages(
 # --- the first screen, which is all of report.md
 
 
-def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Warning]) -> dict[str, Any]:
+def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Weakness]) -> dict[str, Any]:
     record, comparisons = results.record, views.comparisons(results)
-    is_interaction = comparisons["family"] == "interaction"
+    answers = zip(sentences(results), views.asked(results).itertuples(), strict=True)
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
+        "refresh": running and _is_at_work(results),
         "digits": max(map(digits_of, comparisons.to_dict("records"))),
         "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": views.ci(comparisons),
         "several_budgets": len(record.budgets) > 1,
-        "answers": views.asked(results).to_dict("records"),
+        "answers": [(sentence, row.verdict, weakening(row, warnings)) for sentence, row in answers],
         "basis": [*basis],
         "warnings": warnings,
-        "comparisons": comparisons[~is_interaction].to_dict("records"),
-        "interactions": comparisons[is_interaction].to_dict("records"),
-        "with_regret": comparisons["mean_without_regret"].notna().any(),
+        "comparisons": comparisons.to_dict("records"),
+        "interactions": (comparisons["family"] == "interaction").any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES.get(record.metric, "value"),
     }
+
+
+def _is_at_work(results: Results) -> bool:
+    """Whether a process is making the runs, and will write the page again."""
+    if results.record.ended or not (results.folder / LOCK).exists():
+        return False
+    try:
+        with lock_output_dir(results.folder):
+            return False
+    except UserError:
+        return True
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
@@ -135,7 +147,7 @@ def measure(results: Results) -> Iterator[tuple[str, str]]:
 def _start(record: AblationRecord) -> str:
     """What a seed sets, and so what the intervals cover."""
     if record.base is not None:
-        losses = [base.val_loss for base in record.bases if base.seed in record.seeds and base.val_loss is not None]
+        losses = [loss for seed, (_, loss, _) in views.trained_bases(record).items() if seed in record.seeds]
         reached = f", with a mean validation loss of {sum(losses) / len(losses):.4f}" if losses else ""
         return (
             f"all runs of a seed start from one trained model ({' '.join(record.base)}{reached}), which has the same "
@@ -196,21 +208,20 @@ def _tuning(results: Results) -> Iterator[dict[str, Any]]:
             for key in results.hyperparameters(arm)
         }
         values = [cells.get(key) for key in views.hyperparameters(results)]
-        yield {"arm": arm, "cells": values, "trials": len(trials), "lost": int(trials["score"].isna().sum())}
+        regret = results.regrets[arm].mean if arm in results.regrets else None
+        lost = int(trials["score"].isna().sum())
+        yield {"arm": arm, "cells": values, "regret": regret, "trials": len(trials), "lost": lost}
 
 
 def _arms(results: Results) -> Iterator[dict[str, Any]]:
-    """What is changed in each arm and what it costs, in seconds over all seeds; tuning replaces what it has chosen."""
-    record, frames = results.record, [views.distinct(results.reported()), results.trials]
-    seconds = [frame.groupby("arm")["seconds"].sum() for frame in frames[: 1 + bool(record.tune.trials)]]
-    for name, arm in record.arms.items():
+    """What is changed in each arm; tuning replaces what it has chosen."""
+    for name, arm in results.record.arms.items():
         yield {
             "name": name,
             "arm": arm,
-            "overrides": [word for word in arm.overrides if word.partition("=")[0].lstrip("+") not in arm.tuned],
-            "matched_to": record.contrasts.get(name),
-            "offset": record.seed_offsets.get(name),
-            "times": [duration(spent.get(name, 0.0)) for spent in seconds],
+            "overrides": [word for word in arm.overrides if key_of(word) not in arm.tuned],
+            "matched_to": views.compared(results.record).get(name),
+            "offset": results.record.seed_offsets.get(name),
         }
 
 
@@ -260,10 +271,8 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     trials = f"; trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
     yield "seeds", f"{', '.join(map(str, record.seeds))}{trials}"
-    for base in record.bases:
-        if base.val_loss is not None:
-            weights_hash = (base.sha256 or "")[:16]
-            yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}, weights {weights_hash}"
+    for seed, (run_dir, loss, weights_hash) in views.trained_bases(record).items():
+        yield f"base of seed {seed}", f"{run_dir}: loss {loss:.4f}, weights {weights_hash[:16]}"
     sizes = {name: (arm.train_tokens, arm.val_tokens) for name, arm in record.arms.items()}
     tokens = _by_value({name: f"{n:,} in training, {m:,} in validation" for name, (n, m) in sizes.items()})
     yield "tokens of the text", tokens

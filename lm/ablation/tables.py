@@ -36,7 +36,7 @@ def plan_table(plan: "Plan") -> str:
     elif n := len(plan.stale_runs()):
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
-    lines += [" ".join(warning) for warning in plan_warnings(plan.current_record())]
+    lines += [*map(str, plan_warnings(plan.current_record()))]
     least, most = plan.expected_seconds()
     time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
@@ -65,7 +65,7 @@ def _plan_of_runs(plan: "Plan") -> list[str]:
 def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
     lines = [*sentences(results), *filter(None, [views.stopped_early(results)])]
-    lines += [" ".join(warning) for warning in report_warnings(results)]
+    lines += [*map(str, report_warnings(results))]
     reported = views.distinct(results.reported())
     lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]

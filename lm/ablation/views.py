@@ -90,6 +90,27 @@ def stopped_early(results: Results) -> str:
     return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs were not made"
 
 
+# --- what is planned
+
+
+def compared(record: AblationRecord) -> dict[str, str]:
+    """Each arm with the one that it is compared with."""
+    return record.contrasts
+
+
+def trained_bases(record: AblationRecord) -> dict[int, tuple[str, float, str]]:
+    """By seed: the directory, the validation loss and the hash of the weights that the arms start from."""
+    bases = [base for base in record.bases if base.val_loss is not None]
+    return {base.seed: (base.run_dir, float(base.val_loss or 0.0), base.sha256 or "") for base in bases}
+
+
+def last_search_size(record: AblationRecord, arm: str) -> int:
+    """How many trials the last search of a tuned arm has."""
+    searches = [trial.searches for trial in record.trials if trial.arm == arm and record.arms[arm].tuned]
+    last = max((search for own in searches for search in own), default=0)
+    return sum(last in own for own in searches)
+
+
 # --- runs
 
 
