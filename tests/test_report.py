@@ -1,6 +1,7 @@
 """The report of an ablation: what its page, its numbers and its warnings say of folders whole, broken or on the way."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from lm.ablation.results import read_results
 from lm.ablation.sentences import sentences
 from lm.ablation.views import curve_table, curves_shown
 from lm.ablation.warnings import plan_warnings, report_warnings
+from lm.report.figures import line_styles
 from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
@@ -91,6 +93,26 @@ def test_fitted_curves_pass_through_their_trials(metric: str, tmp_path: Path) ->
         low, high = panel.get_ylim()
         fitted = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) > 20]
         assert any(((low < curve) & (curve < high)).any() for curve in fitted), "a distant arm may be outside"
+
+
+def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full: Path) -> None:
+    figure = figures.learning.__wrapped__(read_results(full))
+    for panel in figure.axes:
+        (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
+        curves = [line.get_xydata() for line in panel.lines if len(line.get_xydata()) > 2]
+        assert len(curves) >= 2
+        assert any(left < x < right and low < y < high for curve in curves for x, y in curve)
+    assert len({style.color for style in line_styles(range(9)).values()}) == 9
+
+
+def test_what_weakens_a_verdict_stands_below_it(tmp_path: Path) -> None:
+    path = make(tmp_path, **TWO)
+    best(nothing)(path)
+    write_report(read_results(path))
+    weakness, text = "The scored model is chosen by the text that scores it.", Page(path).text
+    _, first, second = re.split(r"head=untied is |untied_matched .*?tied", text)[:3]
+    assert (weakness in first, weakness in second.partition(":")[0]) == (True, False)
+    assert weakness in next(line for line in (path / "report.md").read_text().splitlines() if "head=untied is" in line)
 
 
 @pytest.mark.slow
@@ -278,6 +300,5 @@ def test_the_overview_puts_comparisons_side_by_side(several: Path) -> None:
     assert "begun is not shown. No pair of runs yet." in page.text
     assert "small/report.html" in page.addresses
     assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
-    assert "wide \\<b\\>" in (several / "overview.md").read_text()
     assert [folder.name for folder in ablations] == ["begun", "top1", "wide <b>", "small"], "as they began"
     assert "optim.lr" in results(several)[0], "which only the tuned one has"

@@ -34,7 +34,7 @@ def folders(path: Path) -> list[Path]:
 
 
 def write_overview(path: Path) -> dict[Path, Results]:
-    """Write overview.html, overview.md, its figure and a results.csv of all runs; return the ablations as they began.
+    """Write overview.html, its figure and a results.csv of all runs; return the ablations as they began.
 
     Raises UserError if what one of the folders holds cannot be read.
     """
@@ -61,7 +61,6 @@ def write_overview(path: Path) -> dict[Path, Results]:
         "digits": DIGITS,
     }
     write_text(path / "overview.html", render("overview.html.j2", **context))
-    write_text(path / "overview.md", render("overview.md.j2", **context))
     return ablations
 
 

@@ -41,7 +41,6 @@ HELD_EQUAL = {
     "flops": "training FLOPs (within 2 %)",
     "time": "training time (planned from steps of each arm measured in turns)",
 }
-POSITIONS = {True: "", False: "at the edge", None: "not varied"}  # of a chosen value within those tried
 
 
 def write_report(results: Results) -> None:
@@ -197,14 +196,8 @@ def _tuning(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each arm, in which each hyperparameter has its chosen value and what was tried; None: it has none."""
     for arm, record in results.record.arms.items() if len(results.trials) else ():
         trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-        tuned = results.tuned_arms.get(arm)
-        positions = tuned.is_interior() if tuned and tuned.trains() else {}
         cells = {
-            key: {
-                "chosen": record.tuned.get(key),
-                "position": POSITIONS[positions.get(key, True)],
-                "tried": f"{trials[key].min():.4g} to {trials[key].max():.4g}",
-            }
+            key: (record.tuned.get(key), f"{trials[key].min():.4g} to {trials[key].max():.4g}")
             for key in results.hyperparameters(arm)
         }
         values = [cells.get(key) for key in views.hyperparameters(results)]

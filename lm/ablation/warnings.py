@@ -3,7 +3,7 @@
 A weakness is found as the arms and comparisons that have it, each with its words; there is none where there are none.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
-from lm.ablation.tuning import TunedArm, search_size
+from lm.ablation.tuning import search_size
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
 
@@ -22,7 +22,6 @@ NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
 PEEKED = "If that verdict decided it, a false verdict is more likely than 5 %."
-Found = Iterable[tuple[str, str]]  # an arm or a comparison, and its words
 
 
 class Weakness(NamedTuple):
@@ -36,12 +35,12 @@ class Weakness(NamedTuple):
 
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Weakness]:
-    return [*run_warnings(results), *plan_warnings(results.record), *_told(OF_RESULTS, results)]
+    return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
 def plan_warnings(record: AblationRecord) -> list[Weakness]:
     """What the plan alone says, before anything is run."""
-    return [*_of_seeds(record), *_told(OF_PLAN, record)]
+    return [*_of_plan(record)]
 
 
 def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
@@ -50,11 +49,15 @@ def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
-def _told(table: Iterable[tuple[str, Callable[[Any], Found], str]], source: Any) -> Iterator[Weakness]:
-    for summary, find, detail in table:
-        if found := [*find(source)]:
-            about = frozenset(name for name, _ in found)
-            yield Weakness(f"{summary}: {', '.join(words for _, words in found)}.", detail, about)
+def _about(summary: str, found: Iterable[tuple[str, str]], detail: str) -> Iterator[Weakness]:
+    """`found` are arms or comparisons with their words."""
+    if named := [*found]:
+        about = frozenset(name for name, _ in named)
+        yield Weakness(f"{summary}: {', '.join(words for _, words in named)}.", detail, about)
+
+
+def _named(keys: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    return ((name, f"{name} ({', '.join(own)})") for name, own in keys.items() if own)
 
 
 def run_warnings(results: Results) -> Iterator[Weakness]:
@@ -74,10 +77,11 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     if dropped := ", ".join(_seeds_dropped(record)):
         yield Weakness(f"Seeds were taken away after the ablation had ended ({dropped}).", PEEKED)
     detail = "Settings, text or code have changed since they were made."
-    yield from _told([("Finished runs no longer count", _replaced, detail)], results)
+    yield from _about("Finished runs no longer count", _replaced(results), detail)
 
 
-def _of_seeds(record: AblationRecord) -> Iterator[Weakness]:
+def _of_plan(record: AblationRecord) -> Iterator[Weakness]:
+    yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
     first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
     if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
         yield Weakness(
@@ -89,6 +93,66 @@ def _of_seeds(record: AblationRecord) -> Iterator[Weakness]:
             f"Arms are tuned, and there are only {len(record.seeds)} seeds.",
             "95 % intervals then cover the difference in 88 to 96 % of cases.",
         )
+    yield from _about(
+        "The scored model is chosen by the text that scores it",
+        ((name, name) for name in views.best_arms(record)),
+        "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show.",
+    )
+    yield from _about(
+        "Tokens have more context in one arm than in the other",
+        _unequal_contexts(record),
+        "Each arm is scored as it is trained, and more context alone lowers a loss.",
+    )
+    detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
+    yield from _about("There are few search trials", _short_search(record), detail)
+
+
+def _of_tuning(results: Results) -> Iterator[Weakness]:
+    arms = results.tuned_arms
+    yield from _about(
+        "No setting was found that trains",
+        ((name, name) for name, arm in arms.items() if not arm.trains()),
+        "Every trial diverged, so comparisons with such an arm are undecided. Let its search begin elsewhere.",
+    )
+    yield from _about(
+        "The best value lies at the edge of the search range",
+        _named({name: arm.at_edge() for name, arm in arms.items()}),
+        "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
+        "verdict that this could undo.",
+    )
+    yield from _about(
+        "The best value lies beside divergence",
+        _named({name: arm.beside_divergence() for name, arm in arms.items()}),
+        "A better one may lie between it and the value that diverged; the interval counts that.",
+    )
+    yield from _about(
+        "The last search still moved by more than a quarter factor",
+        _named({name: arm.moved() for name, arm in arms.items()}),
+        "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
+        "settings that it has found, or allow more trials.",
+    )
+    yield from _about(
+        "The noise of tuning is not counted",
+        _noise_not_counted(results),
+        "For k hyperparameters this needs 2k + 2 trials that did not diverge. The interval counts the seeds only.",
+    )
+    yield from _about(
+        "The interval is narrower than that of the seeds alone",
+        _narrower(results),
+        "The noise of a trial is pooled over arms, which adds degrees of freedom; few seeds alone have fewer.",
+    )
+
+
+def _of_differences(results: Results) -> Iterator[Weakness]:
+    detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
+    yield from _about("Differences shrink during training", _shrinking(results), detail)
+    detail = "The ablation compares overfitted models."
+    yield from _about("The validation loss rises before the end", _rising(results), detail)
+    yield from _about(
+        "Two runs of a pair were made under different conditions",
+        _mixed_pairs(results),
+        "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
+    )
 
 
 # --- names of what has a weakness
@@ -132,10 +196,6 @@ def _replaced(results: Results) -> Iterator[tuple[str, str]]:
             yield run.arm, f"{run.arm} seed {run.seed}"
 
 
-def _best(record: AblationRecord) -> Found:
-    return ((name, name) for name in views.best_arms(record))
-
-
 def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in views.compared(record).items():
         for key in ("data.seq_len", "data.document_mask"):
@@ -160,21 +220,6 @@ def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for name, n in numbers.items():
         if nothing_pooled or n < 1 + 2 * len(keys[name]):
             yield name, f"{name} ({n} for {' and '.join(keys[name])})"
-
-
-def _untrained(results: Results) -> Found:
-    return ((name, name) for name, arm in results.tuned_arms.items() if not arm.trains())
-
-
-def _searched(keys: Callable[[TunedArm], list[str]]) -> Callable[[Results], Found]:
-    """The arms of which a search has left some hyperparameters so."""
-
-    def find(results: Results) -> Iterator[tuple[str, str]]:
-        for name, arm in results.tuned_arms.items():
-            if own := keys(arm):
-                yield name, f"{name} ({', '.join(own)})"
-
-    return find
 
 
 def _narrower(results: Results) -> Iterator[tuple[str, str]]:
@@ -243,7 +288,7 @@ def _rising(results: Results) -> Iterator[tuple[str, str]]:
             yield arm, f"{arm} (by {rise:.2g})"
 
 
-def _mixed_pairs(results: Results) -> Found:
+def _mixed_pairs(results: Results) -> list[tuple[str, str]]:
     """Pairs whose two runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
     contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
@@ -255,68 +300,3 @@ def _mixed_pairs(results: Results) -> Found:
                 words = f"{row.arm} and {row.baseline}, {name} {first} and {second}"
                 seeds.setdefault((row.arm, words), set()).add(int(seed))
     return [(arm, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (arm, words), own in seeds.items()]
-
-
-OF_PLAN: list[tuple[str, Callable[[AblationRecord], Found], str]] = [
-    ("Changed after a verdict was seen", _changed, PEEKED),
-    (
-        "The scored model is chosen by the text that scores it",
-        _best,
-        "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show.",
-    ),
-    (
-        "Tokens have more context in one arm than in the other",
-        _unequal_contexts,
-        "Each arm is scored as it is trained, and more context alone lowers a loss.",
-    ),
-    (
-        "There are few search trials",
-        _short_search,
-        "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is.",
-    ),
-]
-OF_RESULTS: list[tuple[str, Callable[[Results], Found], str]] = [
-    (
-        "No setting was found that trains",
-        _untrained,
-        "Every trial diverged, so comparisons with such an arm are undecided. Let its search begin elsewhere.",
-    ),
-    (
-        "The best value lies at the edge of the search range",
-        _searched(TunedArm.at_edge),
-        "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
-        "verdict that this could undo.",
-    ),
-    (
-        "The best value lies beside divergence",
-        _searched(TunedArm.beside_divergence),
-        "A better one may lie between it and the value that diverged; the interval counts that.",
-    ),
-    (
-        "The last search still moved by more than a quarter factor",
-        _searched(TunedArm.moved),
-        "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
-        "settings that it has found, or allow more trials.",
-    ),
-    (
-        "The noise of tuning is not counted",
-        _noise_not_counted,
-        "For k hyperparameters this needs 2k + 2 trials that did not diverge. The interval counts the seeds only.",
-    ),
-    (
-        "The interval is narrower than that of the seeds alone",
-        _narrower,
-        "The noise of a trial is pooled over arms, which adds degrees of freedom; few seeds alone have fewer.",
-    ),
-    (
-        "Differences shrink during training",
-        _shrinking,
-        "Longer training may change the verdict: repeat the ablation with twice the steps.",
-    ),
-    ("The validation loss rises before the end", _rising, "The ablation compares overfitted models."),
-    (
-        "Two runs of a pair were made under different conditions",
-        _mixed_pairs,
-        "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
-    ),
-]
