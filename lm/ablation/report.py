@@ -180,7 +180,6 @@ def _details(results: Results) -> dict[str, Any]:
     return {
         "best_arms": ", ".join(views.best_arms(record)),
         "hyperparameters": views.hyperparameters(results),
-        "tuning": [*_tuning(results)],
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
         "final": [*_final(results)],
@@ -192,29 +191,24 @@ def _details(results: Results) -> dict[str, Any]:
     }
 
 
-def _tuning(results: Results) -> Iterator[dict[str, Any]]:
-    """A row for each arm, in which each hyperparameter has its chosen value and what was tried; None: it has none."""
-    for arm, record in results.record.arms.items() if len(results.trials) else ():
-        trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-        cells = {
-            key: (record.tuned.get(key), f"{trials[key].min():.4g} to {trials[key].max():.4g}")
-            for key in results.hyperparameters(arm)
-        }
-        values = [cells.get(key) for key in views.hyperparameters(results)]
-        regret = results.regrets[arm].mean if arm in results.regrets else None
-        lost = int(trials["score"].isna().sum())
-        yield {"arm": arm, "cells": values, "regret": regret, "trials": len(trials), "lost": lost}
-
-
 def _arms(results: Results) -> Iterator[dict[str, Any]]:
-    """What is changed in each arm; tuning replaces what it has chosen."""
+    """What is changed in each arm, and of each hyperparameter that is tuned the chosen value and what was tried."""
     for name, arm in results.record.arms.items():
+        trials = results.trials[results.trials["arm"] == name].drop_duplicates("trial")
+        cells = {
+            key: (arm.tuned.get(key), f"{trials[key].min():.4g} to {trials[key].max():.4g}")
+            for key in results.hyperparameters(name)
+        }
         yield {
             "name": name,
             "arm": arm,
             "overrides": [word for word in arm.overrides if key_of(word) not in arm.tuned],
             "matched_to": views.compared(results.record).get(name),
             "offset": results.record.seed_offsets.get(name),
+            "cells": [cells.get(key) for key in views.hyperparameters(results)],
+            "trials": len(trials),
+            "lost": int(trials["score"].isna().sum()),
+            "regret": results.regrets[name].mean if name in results.regrets else None,
         }
 
 
