@@ -192,17 +192,16 @@ def _draw_search(
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
-    worse = high if views.lower_is_better(results) else low
-    lost, above, below = np.isnan(scores), scores > high, scores < low
-    inside = ~(lost | above | below)
-    axes.plot(values[inside], scores[inside], style.marker, color=color, ms=4, ls="none")
-    for chosen, edge, marker, options in (
-        (lost, worse, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
-        (above, high, "^", {"mfc": PAPER}),
-        (below, low, "v", {"mfc": PAPER}),
+    lost, worse = np.isnan(scores), high if views.lower_is_better(results) else low
+    shown = np.clip(np.where(lost, worse, scores), low, high)
+    outside = ~lost & (shown != scores)
+    for chosen, marker, options in (
+        (~lost & ~outside, style.marker, {"ms": 4}),
+        (lost, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
+        (outside, "^" if worse == high else "v", {"mfc": PAPER}),
     ):
-        if chosen.any():
-            axes.plot(values[chosen], [edge] * chosen.sum(), marker, color=color, ls="none", clip_on=False, **options)
+        if chosen.any():  # an empty line would make room for itself
+            axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
     if curve:
         x, loss, sd = curve  # lower is better in a search
         mean = loss if views.lower_is_better(results) else -loss
