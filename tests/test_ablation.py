@@ -30,6 +30,7 @@ from lm.ablation.record import (
     read_record,
     write_record,
 )
+from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
 from lm.ablation.tables import plan_table
@@ -37,6 +38,7 @@ from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.training.train import train
+from tests.helpers.ablation_folder import Page
 from tests.helpers.ablations import SHORT, Lab, instant, losses, question, statuses, workers_of
 from tests.helpers.runs import composed, wait_for
 
@@ -189,7 +191,11 @@ def test_the_page_is_written_while_the_runs_are_made(
     monkeypatch.setattr("lm.ablation.ablate.REPORT_SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
         lab.run()
-    assert "Results so far" in (lab.out / "report.html").read_text()
+    page = (lab.out / "report.html").read_text()
+    assert "Results so far" in page
+    assert 'http-equiv="refresh"' in page, "it is written again"
+    write_report(read_results(lab.out))
+    assert "refresh" not in Page(lab.out).meta, "nobody is at work there any more"
     assert "results so far: " in capsys.readouterr().err
     assert (lab.out / "results.csv").read_text().count(",done,") == 2
 

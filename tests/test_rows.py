@@ -50,7 +50,7 @@ def test_a_file_gets_a_table_a_page_and_json(command: Command, tmp_path: Path) -
     sentence = json.loads((folder / "report.json").read_text())["verdict"][0]
     assert sentence == "b is better than a: -0.0967 in value (95 % CI -0.1346 to -0.0587, 3 seeds)."
     page = Page(folder)
-    assert page.headings == ["Which is better, a or b?", "Comparisons", "Results per seed", "How to reproduce this"]
+    assert page.headings == ["Which is better, a or b?", "Comparisons", "How to reproduce this"]
     for text in (table, (folder / "report.md").read_text(), page.text):
         assert sentence.partition(":")[2] in text.replace("\xa0", " ")
         assert not {"nats", "tokens", "perplexity", "±"} & {*text.split()}

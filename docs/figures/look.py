@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
             page.mouse.move(0, 0)
             save(page, f"look-{view.__name__}", full_page=view is matrices)
         server.shutdown()
-        study = HERE.parent / "studies/tying/main"
+        study = HERE.parent / "studies/tying/longer_tuned"
         write_report(read_results(study))
         page.goto((study / "report.html").as_uri())
         save(page, "report")

@@ -10,7 +10,7 @@ from lm.ablation import views
 from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
-from lm.ablation.warnings import Warning, report_warnings
+from lm.ablation.warnings import Weakness, report_warnings
 
 SCHEMA_VERSION = 1  # of report.json
 PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
@@ -39,7 +39,7 @@ def curves_csv(results: Results) -> str:
     return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
 
 
-def verdict_json(results: Results, warnings: Sequence[Warning]) -> dict[str, Any]:
+def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
     """What the values alone say."""
     record, contrasts = results.record, results.contrasts
     interactions = contrasts["family"] == "interaction"
@@ -53,7 +53,7 @@ def verdict_json(results: Results, warnings: Sequence[Warning]) -> dict[str, Any
         "interactions": [
             {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
         ],
-        "warnings": [warning._asdict() for warning in warnings],
+        "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
         "runs": results.counts()
         | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},

@@ -1,7 +1,6 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,16 +8,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
 
 from lm.ablation import views
-from lm.ablation.contrasts import digits_of
 from lm.ablation.response_surface import Array
 from lm.ablation.results import Results
 from lm.ablation.tuning import profiles
 from lm.report.figures import (
     INK,
     LINE,
-    MARKERS,
     NAME,
     PAPER,
     SOFT,
@@ -28,15 +26,13 @@ from lm.report.figures import (
     legend,
     line_styles,
     log_axis,
-    mark_outside,
     panels,
     shorten,
     tokens_axis,
 )
-from lm.report.pages import signed
 
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
-N_NAMED = 30  # seeds that a legend has room for
+ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
 Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
 
@@ -61,7 +57,7 @@ def forest(results: Results) -> Figure | None:
 
 
 def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None:
-    """Name and numbers of a row stand above its interval, each seed as a dot below; zero and the margin behind.
+    """A line for each row: its interval, the mean as the marker of its verdict, and each seed as a dot below.
 
     `rows` are contrasts with a `label`, a `color`, and a `heading` of the group that they belong to, or an empty one.
     Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
@@ -72,23 +68,27 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
     core, every = (_finite(frame[["mean_difference", "ci_low", "ci_high"]]) for frame in (main, rows))
     limits = axis_limits([*core, 0, -margin, margin], every, margin, reach=0.5)
-    groups = dict([*rows.groupby("heading", sort=False)])
-    figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows) + 0.4 * sum(map(bool, groups)))
-    y = 0.0
-    for heading, group in groups.items():
-        if heading:
-            _write(axes, 0, y, shorten(heading, 2 * NAME), style="italic")
-            y += 0.7
-        for row in group.itertuples():
-            _write(axes, 0, y - 0.05, shorten(row.label), weight="bold" if row.primary else "normal")
-            _write(axes, 1, y - 0.05, _numbers(row), ha="right", fontsize=10)
-            axes.fill_betweenx([y + 0.18, y + 0.62], -margin, margin, color=LINE, lw=0)
-            axes.plot([0, 0], [y + 0.18, y + 0.62], color=INK, lw=1)
-            _draw_row(axes, row, y + 0.34, limits)
-            y += 1
-    axes.set(xlim=limits, ylim=(y - 0.25, -0.6), yticks=[], xlabel=xlabel)
+    lines: list[Any] = []  # rows, and the headings between them
+    for heading, group in rows.groupby("heading", sort=False):
+        lines += [str(heading)] * bool(heading) + [*group.itertuples()]
+    figure, (axes,) = panels(1, 1.1 + ROW * len(lines))
+    names = ["" if isinstance(line, str) else shorten(line.label) for line in lines]
+    axes.set(xlim=limits, ylim=(len(lines) - 0.4, -0.6), xlabel=xlabel)
+    axes.set_yticks(range(len(lines)), names)
+    axes.locator_params("x", nbins=6)
+    axes.tick_params("y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
+    axes.grid(visible=False, axis="y")
+    axes.axvspan(-margin, margin, color=LINE, lw=0)
+    axes.axvline(0, color=INK, lw=1)
+    across = blended_transform_factory(figure.transFigure, axes.transData)
+    for y, (line, label) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
+        if isinstance(line, str):
+            heading = axes.text(0.01, y, shorten(line, 2 * NAME), transform=across, va="center", style="italic")
+            heading.set_in_layout(False)
+        else:
+            label.set_fontweight("bold" if line.primary else "normal")
+            _draw_row(axes, line, y, limits)
     for verdict in rows["verdict"].unique():
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
@@ -101,114 +101,60 @@ def _finite(frame: pd.DataFrame) -> list[float]:
     return [*values[np.isfinite(values)]]
 
 
-def _numbers(row: Any) -> str:
-    mean, *ends = (signed(value, digits_of(row._asdict())) for value in (row.mean_difference, row.ci_low, row.ci_high))
-    return f"{mean} (one seed)" if pd.isna(row.ci_low) else f"{mean} [{', '.join(ends)}]"
-
-
 def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
     face = PAPER if verdict == "undecided" else color
     marker = VERDICT_MARKERS[verdict]
     return {"marker": marker, "color": color, "markerfacecolor": face, "markersize": 8, "linestyle": "none"}
 
 
-def _write(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
-    axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", **options)
-
-
-def _draw_row(axes: Axes, row: Any, y: float, limits: tuple[float, float]) -> None:
-    low, high = limits
-    mean = row.mean_difference
-    ci_low, ci_high = (mean, mean) if pd.isna(row.ci_low) else (row.ci_low, row.ci_high)
-    if ci_low <= high and ci_high >= low:
-        axes.plot([max(ci_low, low), min(ci_high, high)], [y, y], color=row.color, lw=2)
-    for outside, edge, arrow in ((ci_low < low, low, "<"), (ci_high > high, high, ">")):
-        if outside:  # it goes on there; the numbers tell how far
+def _draw_row(axes: Axes, row: Any, y: int, limits: tuple[float, float]) -> None:
+    low, high = (row.mean_difference, row.mean_difference) if pd.isna(row.ci_low) else (row.ci_low, row.ci_high)
+    axes.plot([low, high], [y, y], color=row.color, lw=2)
+    axes.plot([row.mean_difference], [y], **_verdict_marker(row.verdict, row.color))
+    axes.plot(row.differences, [y + 0.3] * len(row.differences), ".", color=SOFT, markersize=5)
+    for outside, edge, arrow in ((low < limits[0], limits[0], "<"), (high > limits[1], limits[1], ">")):
+        if outside:  # it goes on there; the table tells how far
             axes.plot([edge], [y], arrow, color=row.color, clip_on=False)
-    if low <= mean <= high:
-        axes.plot([mean], [y], **_verdict_marker(row.verdict, row.color))
-    seeds = [value for value in row.differences if low <= value <= high]
-    if seeds:  # an empty line would make room for itself
-        axes.plot(seeds, [y + 0.2] * len(seeds), ".", color=SOFT, markersize=5, clip_on=False)
-
-
-@as_svg
-def seeds(results: Results) -> Figure | None:
-    """Arms in the order of the question, a line for each seed; a panel for each budget that has runs of its own."""
-    record, arms = results.record, list(results.record.arms)
-    done = views.done(results)
-    if done.empty:
-        return None
-    budgets = views.distinct_budgets(results, arms)
-    scores = done.pivot(index="seed", columns=["budget", "arm"], values=record.metric).astype(float)
-    scores = scores.reindex([seed for seed in record.seeds if seed in scores.index])
-    scores = scores.reindex(columns=pd.MultiIndex.from_product([budgets, arms]))
-    is_main = scores.columns.get_level_values(1).isin(views.main_arms(results))
-    limits = axis_limits(_finite(scores.loc[:, is_main]), _finite(scores), record.equivalence_margin, reach=0.5)
-    figure, axes = panels(len(budgets), 2.4, 0.9, sharex=True)
-    style: dict[str, Any] = {"color": SOFT, "lw": 0.8, "ms": 5.5, "mfc": "none", "mec": INK}
-    for panel, budget in zip(axes, budgets, strict=True):
-        panel.set(ylabel=views.unit(results).removeprefix("in "), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
-        inside = scores[budget].where(scores[budget].ge(limits[0]) & scores[budget].le(limits[1]))
-        for i, (seed, line) in enumerate(inside.iterrows()):
-            panel.plot(range(len(arms)), line, marker=MARKERS[i % len(MARKERS)], label=f"seed {seed}", **style)
-        for x, arm in enumerate(arms):
-            mark_outside(panel, x, [*scores[budget, arm]])
-        if len(record.budgets) > 1:
-            panel.set_title(f"At equal {budgets[budget]}")
-        panel.set_xticks(range(len(arms)), map(shorten, arms), rotation=20, ha="right")
-        panel.grid(visible=False, axis="x")
-    if len(scores) <= N_NAMED:
-        legend(figure, axes[0])
-    return figure
 
 
 @as_svg
 def learning(results: Results) -> Figure | None:
-    """The whole of training, its last half, where arms differ least, and the differences from the baseline."""
+    """The validations of all arms, and below, where there are pairs, their differences from the baseline.
+
+    What comes in the first quarter of training may lie above the panels.
+    """
     record, styles, curves = results.record, line_styles(list(results.record.arms)), views.curves_shown(results)
-    main = views.main_arms(results)
+    main, margin = views.main_arms(results), record.equivalence_margin
     tables = {arm: views.over_seeds(views.curve_table(curves, arm)) for arm in record.arms}
-    tables = {arm: table for arm, table in tables.items() if len(table)}
-    if max(map(len, tables.values()), default=0) < 2:
+    tables = {arm: table for arm, table in tables.items() if len(table) > 1}
+    if not tables:
         return None
     others = [arm for arm in tables if arm != record.baseline]
     gaps = {arm: views.over_seeds(views.gap_table(curves, arm, record.baseline)) for arm in others}
     gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
-    figure, axes = panels(2 + bool(gaps), 2.2, 0.5)
-    for arm, table in tables.items():
-        _draw_curve(axes[0], table, styles[arm], arm, band=False)
-        _draw_curve(axes[1], table, styles[arm], arm, band=arm in main)
-    end = max(table.index.max() for table in tables.values())
-    late = {arm: table[table.index >= end / 2] for arm, table in tables.items()}
-    axes[0].set(ylabel=views.unit(results), title="All of training", xlim=(0, None))
-    axes[1].set(ylabel=views.unit(results), title="The last half", ylim=_limits(late, main), xlim=(end / 2, end * 1.01))
+    shown = [tables, gaps] if gaps else [tables]
+    start = max(table.index.max() for table in tables.values()) / 4
+    figure, axes = panels(len(shown), 2.6, 0.5, sharex=True)
+    for panel, group, least in zip(axes, shown, (0.0, margin), strict=False):
+        late = {arm: _finite(table[table.index >= start]) for arm, table in group.items()}
+        core = [value for arm in main & late.keys() for value in late[arm]]
+        every = [value for values in late.values() for value in values]
+        panel.set(ylabel=views.unit(results), ylim=axis_limits(core, every, least, reach=0.5))
+        for arm, table in group.items():
+            color, dashes = styles[arm].color, styles[arm].linestyle
+            panel.plot(table.index, table["mean"], color=color, linestyle=dashes, label=arm)
+            if arm in main:
+                panel.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.15, lw=0)
     if gaps:
-        for arm, table in gaps.items():
-            _draw_curve(axes[2], table, styles[arm], arm, band=arm in main)
-        axes[2].axhline(0, color=INK, lw=1)
-        margin = record.equivalence_margin
-        axes[2].axhspan(-margin, margin, color=LINE, lw=0)
-        tails = {arm: table[table.index >= end / 4] for arm, table in gaps.items()}
-        limits = _limits(tails, main, margin)
-        limits = min(limits[0], -1.2 * margin), max(limits[1], 1.2 * margin)
-        axes[2].set(ylabel=f"minus {shorten(record.baseline)}", title="Difference", ylim=limits, xlim=(0, None))
-    for panel in axes:
-        tokens_axis(panel)
-        panel.set_xlabel("training tokens" if panel is axes[-1] else "")
+        axes[1].axhline(0, color=INK, lw=1)
+        axes[1].axhspan(-margin, margin, color=LINE, lw=0)
+        limits = axes[1].get_ylim()
+        ylim = min(limits[0], -1.2 * margin), max(limits[1], 1.2 * margin)
+        axes[1].set(ylabel=f"minus {shorten(record.baseline)}", ylim=ylim)
+    axes[-1].set_xlim(0, None)
+    tokens_axis(axes[-1])
     legend(figure, axes[0])
     return figure
-
-
-def _limits(tables: dict[str, pd.DataFrame], main: Iterable[str], least: float = 0.0) -> tuple[float, float]:
-    core = [value for arm in main if arm in tables for value in _finite(tables[arm])]
-    return axis_limits(core, [value for table in tables.values() for value in _finite(table)], least, reach=0.5)
-
-
-def _draw_curve(axes: Axes, table: pd.DataFrame, style: LineStyle, name: str, band: bool = True) -> None:
-    axes.plot(table.index, table["mean"], color=style.color, linestyle=style.linestyle, label=name)
-    if band:
-        axes.fill_between(table.index, table["min"], table["max"], color=style.color, alpha=0.15, lw=0)
 
 
 @as_svg
@@ -246,17 +192,16 @@ def _draw_search(
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
-    worse = high if views.lower_is_better(results) else low
-    lost, above, below = np.isnan(scores), scores > high, scores < low
-    inside = ~(lost | above | below)
-    axes.plot(values[inside], scores[inside], style.marker, color=color, ms=4, ls="none")
-    for chosen, edge, marker, options in (
-        (lost, worse, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
-        (above, high, "^", {"mfc": PAPER}),
-        (below, low, "v", {"mfc": PAPER}),
+    lost, worse = np.isnan(scores), high if views.lower_is_better(results) else low
+    shown = np.clip(np.where(lost, worse, scores), low, high)
+    outside = ~lost & (shown != scores)
+    for chosen, marker, options in (
+        (~lost & ~outside, style.marker, {"ms": 4}),
+        (lost, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
+        (outside, "^" if worse == high else "v", {"mfc": PAPER}),
     ):
-        if chosen.any():
-            axes.plot(values[chosen], [edge] * chosen.sum(), marker, color=color, ls="none", clip_on=False, **options)
+        if chosen.any():  # an empty line would make room for itself
+            axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
     if curve:
         x, loss, sd = curve  # lower is better in a search
         mean = loss if views.lower_is_better(results) else -loss

@@ -14,7 +14,7 @@ from lm.ablation.contrasts import decimals
 from lm.ablation.export import results_frame
 from lm.ablation.figures import draw_forest
 from lm.ablation.results import Results, read_results
-from lm.ablation.warnings import report_warnings
+from lm.ablation.warnings import report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import described_settings
 from lm.report.figures import INK, as_svg, inline
@@ -34,7 +34,7 @@ def folders(path: Path) -> list[Path]:
 
 
 def write_overview(path: Path) -> dict[Path, Results]:
-    """Write overview.html, overview.md, its figure and a results.csv of all runs; return the ablations as they began.
+    """Write overview.html, its figure and a results.csv of all runs; return the ablations as they began.
 
     Raises UserError if what one of the folders holds cannot be read.
     """
@@ -57,32 +57,34 @@ def write_overview(path: Path) -> dict[Path, Results]:
         "rows": rows,
         "svg": svg and inline(svg, "Differences of all ablations in bits per byte"),
         "settings": _conditions(ablations),
-        "warnings": [*_weaknesses(ablations, {row["ablation"] for row in rows})],
+        "not_shown": [*_not_shown(ablations, {row["ablation"] for row in rows})],
         "digits": DIGITS,
     }
     write_text(path / "overview.html", render("overview.html.j2", **context))
-    write_text(path / "overview.md", render("overview.md.j2", **context))
     return ablations
 
 
 def _comparable(results: Results) -> Iterator[Row]:
     """The primary comparisons of losses, or all where none is primary, that have a pair of runs; equal runs once."""
-    shown, folder = views.asked(results), results.folder
+    shown, folder, weaknesses = views.asked(results), results.folder, report_warnings(results)
     shown = shown[(shown["family"] != "interaction") & (shown["n_seeds"] > 0) & views.lower_is_better(results)]
     report = next((name for name in ("report.html", "report.md") if (folder / name).exists()), None)
-    for _, contrast in shown.iterrows():
-        runs = views.done_of(results, contrast["arm"], contrast["budget"])
+    for contrast in shown.itertuples():
+        runs = views.done_of(results, contrast.arm, contrast.budget)
         bits = runs["val_bpb"].mean() / runs[results.record.metric].mean()  # the same for arms of one tokenizer
-        yield contrast.to_dict() | {
+        numbers = (contrast.mean_difference, contrast.ci_low, contrast.ci_high)
+        in_bits = {"differences": [value * bits for value in contrast.differences]}
+        in_bits |= zip(("mean_difference", "ci_low", "ci_high"), (float(x) * bits for x in numbers), strict=True)
+        yield contrast._asdict() | {
             # the same in every ablation, also where the runs serve further budgets
-            "comparison": f"{contrast['name']}, at equal {BUDGET_NAMES[contrast['budget']]}",
+            "comparison": f"{contrast.name}, at equal {BUDGET_NAMES[contrast.budget]}",
             "ablation": folder.name,
             "address": f"{quote(os.fsencode(folder.name))}/{report}" if report else None,
             "unit": views.unit(results),
             "ci": views.ci(results.contrasts),
-            "digits": decimals(contrast["equivalence_margin"]),
-            "in_bits": (contrast[["mean_difference", "ci_low", "ci_high"]].astype(float) * bits).to_dict()
-            | {"differences": [value * bits for value in contrast["differences"]]},
+            "digits": decimals(contrast.equivalence_margin),
+            "in_bits": in_bits,
+            "weakened": weakening(contrast, weaknesses),
         }
 
 
@@ -107,13 +109,8 @@ def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
     return [*others.items()] if any(others.values()) else []
 
 
-def _weaknesses(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
-    """What weakens each ablation's answer, and which ablations are not shown."""
+def _not_shown(ablations: dict[Path, Results], shown: set[str]) -> Iterator[str]:
     for folder, results in ablations.items():
-        if folder.name in shown:
-            for summary, detail in report_warnings(results):
-                yield {"summary": f"{folder.name}: {summary}", "detail": detail}
-        else:
+        if folder.name not in shown:
             metric = f"Its metric is {results.record.metric}."
-            reason = "No pair of runs yet." if views.lower_is_better(results) else metric
-            yield {"summary": f"{folder.name} is not shown.", "detail": reason}
+            yield f"{folder.name} is not shown. {'No pair of runs yet.' if views.lower_is_better(results) else metric}"

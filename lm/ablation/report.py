@@ -18,11 +18,14 @@ import pandas as pd
 from lm.ablation import figures, views
 from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
-from lm.ablation.record import BASE
+from lm.ablation.record import BASE, LOCK, lock_output_dir
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
-from lm.ablation.warnings import CONDITIONS, Warning, report_warnings
+from lm.ablation.sentences import sentences
+from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
+from lm.config import UserError
 from lm.config.ablation import BUDGET_NAMES
+from lm.config.identity import key_of
 from lm.report.figures import inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
@@ -30,7 +33,6 @@ from lm.system.terminal import duration
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
-    "seeds": "The final metric of every run, a line for each seed across the arms",
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter, with the fitted curves",
 }
@@ -39,7 +41,6 @@ HELD_EQUAL = {
     "flops": "training FLOPs (within 2 %)",
     "time": "training time (planned from steps of each arm measured in turns)",
 }
-POSITIONS = {True: "", False: "at the edge", None: "not varied"}  # of a chosen value within those tried
 
 
 def write_report(results: Results) -> None:
@@ -47,7 +48,6 @@ def write_report(results: Results) -> None:
     folder = results.folder
     drawn = {
         "forest": figures.forest(results),
-        "seeds": figures.seeds(results),
         "learning": figures.learning(results),
         "tuning": figures.tuning(results),
     }
@@ -76,29 +76,40 @@ def write_pages(
 # --- the first screen, which is all of report.md
 
 
-def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Warning]) -> dict[str, Any]:
+def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Weakness]) -> dict[str, Any]:
     record, comparisons = results.record, views.comparisons(results)
-    is_interaction = comparisons["family"] == "interaction"
+    answers = zip(sentences(results), views.asked(results).itertuples(), strict=True)
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
+        "refresh": running and _is_at_work(results),
         "digits": max(map(digits_of, comparisons.to_dict("records"))),
         "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": views.ci(comparisons),
         "several_budgets": len(record.budgets) > 1,
-        "answers": views.asked(results).to_dict("records"),
+        "answers": [(sentence, row.verdict, weakening(row, warnings)) for sentence, row in answers],
         "basis": [*basis],
         "warnings": warnings,
-        "comparisons": comparisons[~is_interaction].to_dict("records"),
-        "interactions": comparisons[is_interaction].to_dict("records"),
-        "with_regret": comparisons["mean_without_regret"].notna().any(),
+        "comparisons": comparisons.to_dict("records"),
+        "interactions": (comparisons["family"] == "interaction").any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES.get(record.metric, "value"),
     }
+
+
+def _is_at_work(results: Results) -> bool:
+    """Whether a process is making the runs, and will write the page again."""
+    if results.record.ended or not (results.folder / LOCK).exists():
+        return False
+    try:
+        with lock_output_dir(results.folder):
+            return False
+    except UserError:
+        return True
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
@@ -170,7 +181,6 @@ def _details(results: Results) -> dict[str, Any]:
     return {
         "best_arms": ", ".join(views.best_arms(record)),
         "hyperparameters": views.hyperparameters(results),
-        "tuning": [*_tuning(results)],
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
         "final": [*_final(results)],
@@ -182,36 +192,24 @@ def _details(results: Results) -> dict[str, Any]:
     }
 
 
-def _tuning(results: Results) -> Iterator[dict[str, Any]]:
-    """A row for each arm, in which each hyperparameter has its chosen value and what was tried; None: it has none."""
-    for arm, record in results.record.arms.items() if len(results.trials) else ():
-        trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-        tuned = results.tuned_arms.get(arm)
-        positions = tuned.is_interior() if tuned and tuned.trains() else {}
-        cells = {
-            key: {
-                "chosen": record.tuned.get(key),
-                "position": POSITIONS[positions.get(key, True)],
-                "tried": f"{trials[key].min():.4g} to {trials[key].max():.4g}",
-            }
-            for key in results.hyperparameters(arm)
-        }
-        values = [cells.get(key) for key in views.hyperparameters(results)]
-        yield {"arm": arm, "cells": values, "trials": len(trials), "lost": int(trials["score"].isna().sum())}
-
-
 def _arms(results: Results) -> Iterator[dict[str, Any]]:
-    """What is changed in each arm and what it costs, in seconds over all seeds; tuning replaces what it has chosen."""
-    record, frames = results.record, [views.distinct(results.reported()), results.trials]
-    seconds = [frame.groupby("arm")["seconds"].sum() for frame in frames[: 1 + bool(record.tune.trials)]]
-    for name, arm in record.arms.items():
+    """What is changed in each arm, and of each hyperparameter that is tuned the chosen value and what was tried."""
+    for name, arm in results.record.arms.items():
+        trials = results.trials[results.trials["arm"] == name].drop_duplicates("trial")
+        cells = {
+            key: (arm.tuned.get(key), f"{trials[key].min():.4g} to {trials[key].max():.4g}")
+            for key in results.hyperparameters(name)
+        }
         yield {
             "name": name,
             "arm": arm,
-            "overrides": [word for word in arm.overrides if word.partition("=")[0].lstrip("+") not in arm.tuned],
-            "matched_to": record.pairs.get(name),
-            "offset": record.seed_offsets.get(name),
-            "times": [duration(spent.get(name, 0.0)) for spent in seconds],
+            "overrides": [word for word in arm.overrides if key_of(word) not in arm.tuned],
+            "matched_to": results.record.pairs.get(name),
+            "offset": results.record.seed_offsets.get(name),
+            "cells": [cells.get(key) for key in views.hyperparameters(results)],
+            "trials": len(trials),
+            "lost": int(trials["score"].isna().sum()),
+            "regret": results.regrets[name].mean if name in results.regrets else None,
         }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation import views
 from lm.ablation.export import plain, verdict_json
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
 from lm.ablation.results import Results, RunReader, frame
+from lm.ablation.sentences import sentences
 from lm.ablation.tables import comparison_table
-from lm.ablation.warnings import Warning, run_warnings
+from lm.ablation.warnings import Weakness, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
 from lm.report.figures import shorten
 from lm.system.files import sha256
@@ -110,16 +110,16 @@ def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
 
 
-def rows_warnings(results: Results) -> list[Warning]:
+def rows_warnings(results: Results) -> list[Weakness]:
     """Which rows are left out, and what weakens a verdict of so few seeds or of runs that diverged."""
     alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
-    return [*([Warning(summary, "They are left out.")] if names else []), *run_warnings(results)]
+    return [*([Weakness(summary, "They are left out.")] if names else []), *run_warnings(results)]
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    said = [*views.asked(results)["statement"], *map(" ".join, rows_warnings(results))]
+    said = [*sentences(results), *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *said, *written]))
 
@@ -139,5 +139,4 @@ def write_rows_report(results: Results, folder: Path, path: Path, command: str) 
     seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
     context = summary(results, [seeds, *measure(results)], rows_warnings(results))
     details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
-    drawn = {"forest": figures.forest(results), "seeds": figures.seeds(results)}
-    write_pages(folder, drawn, context, details, rows_json(results))
+    write_pages(folder, {"forest": figures.forest(results)}, context, details, rows_json(results))

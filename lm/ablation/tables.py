@@ -1,6 +1,5 @@
 """The plan of an ablation and its results in the terminal."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -10,6 +9,7 @@ from lm.ablation.contrasts import digits_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results, results_of
+from lm.ablation.sentences import sentences
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
@@ -39,7 +39,7 @@ def plan_table(plan: "Plan", step: "Step") -> str:
     elif (n := len(results.of(UNUSED))) and not step.n_trials[1]:  # else names of runs are not known yet
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
-    lines += [" ".join(warning) for warning in plan_warnings(record)]
+    lines += [*map(str, plan_warnings(record))]
     least, most = seconds_to_go(plan, step)
     time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
@@ -65,10 +65,10 @@ def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
     return lines
 
 
-def result_table(results: Results, verdicts: Iterable[str]) -> str:
+def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*verdicts, *filter(None, [views.stopped_early(results)])]
-    lines += [" ".join(warning) for warning in report_warnings(results)]
+    lines = [*sentences(results), *filter(None, [views.stopped_early(results)])]
+    lines += [*map(str, report_warnings(results))]
     reported = views.distinct(results.reported())
     lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]

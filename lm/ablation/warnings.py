@@ -1,15 +1,15 @@
 """What weakens an answer: a sentence that names the weakness, and one that says what it means.
 
-A weakness is found as the names of the arms, runs or comparisons that have it; there is none where there are no names.
+A weakness is found as the arms and comparisons that have it, each with its words; there is none where there are none.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
-from lm.ablation.record import TRIAL, AblationRecord, design_of
+from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
 from lm.ablation.tuning import search_size
@@ -21,81 +21,81 @@ MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few de
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
-
-
 PEEKED = "If that verdict decided it, a false verdict is more likely than 5 %."
 
 
-class Warning(NamedTuple):
+class Weakness(NamedTuple):
     summary: str
     detail: str
+    about: frozenset[str] = frozenset()  # the arms and comparisons that have it; empty: all
+
+    def __str__(self) -> str:
+        return f"{self.summary} {self.detail}"
 
 
 @lru_cache(maxsize=2)
-def report_warnings(results: Results) -> list[Warning]:
+def report_warnings(results: Results) -> list[Weakness]:
     return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
-def plan_warnings(record: AblationRecord) -> list[Warning]:
+def plan_warnings(record: AblationRecord) -> list[Weakness]:
     """What the plan alone says, before anything is run."""
     return [*_of_plan(record)]
 
 
-def _about(summary: str, names: Iterable[str], detail: str) -> Iterator[Warning]:
-    if text := ", ".join(names):
-        yield Warning(f"{summary}: {text}.", detail)
+def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
+    """What weakens the answer of one comparison, a row of `views.comparisons`, in a few words each."""
+    own = {row.name + row.at_equal, *row.ended}
+    return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
-def run_warnings(results: Results) -> Iterator[Warning]:
-    """What the runs say, whatever they were made of."""
-    record, counts, runs = results.record, results.counts(), views.distinct(results.reported())
-    n, names = len(record.seeds), runs["arm"] + " seed " + runs["seed"].astype("string")
+def _about(summary: str, found: Iterable[tuple[str, str]], detail: str) -> Iterator[Weakness]:
+    """`found` are arms or comparisons with their words."""
+    if named := [*found]:
+        about = frozenset(name for name, _ in named)
+        yield Weakness(f"{summary}: {', '.join(words for _, words in named)}.", detail, about)
+
+
+def _named(keys: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    return ((name, f"{name} ({', '.join(own)})") for name, own in keys.items() if own)
+
+
+def run_warnings(results: Results) -> Iterator[Weakness]:
+    """What the runs say, whatever they were made of; the sentence of a comparison tells of those that diverged."""
+    record, counts = results.record, results.counts()
+    n, total = len(record.seeds), sum(counts.values())
     if counts["missing"]:
-        yield Warning(f"{counts['done']} of {len(runs)} runs are done.", "Verdicts can still change.")
+        yield Weakness(f"{counts['done']} of {total} runs are done.", "Verdicts can still change.")
     if n == 1:
-        yield Warning("There is only one seed.", "A confidence interval and a verdict need at least two.")
+        yield Weakness("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < MIN_SEEDS:
-        yield Warning(f"There are only {n} seeds.", "Their standard deviation is a rough estimate.")
+        yield Weakness(f"There are only {n} seeds.", "Their standard deviation is a rough estimate.")
     if untuned := ", ".join(record.untuned()):
-        yield Warning(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
+        yield Weakness(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
     if added := ", ".join(_seeds_added(record)):
-        yield Warning(f"Seeds were added after the ablation had ended (with {added}, now {n}).", PEEKED)
+        yield Weakness(f"Seeds were added after the ablation had ended (with {added}, now {n}).", PEEKED)
     if dropped := ", ".join(_seeds_dropped(record)):
-        yield Warning(f"Seeds were taken away after the ablation had ended ({dropped}).", PEEKED)
-    yield from _about(
-        "Finished runs no longer count",
-        _replaced(results),
-        "Settings, text or code have changed since they were made.",
-    )
-    yield from _about(
-        "Runs diverged",
-        names[runs["status"] == "diverged"],
-        "Comparisons leave these seeds out, and an arm that diverged is never called better or equivalent.",
-    )
-    yield from _about(
-        "Runs failed",
-        names[runs["status"] == "failed"],
-        "Comparisons leave these seeds out until ablate has repeated the runs. Meanwhile an arm that failed, unless it "
-        "was killed, is never called better or equivalent.",
-    )
+        yield Weakness(f"Seeds were taken away after the ablation had ended ({dropped}).", PEEKED)
+    detail = "Settings, text or code have changed since they were made."
+    yield from _about("Finished runs no longer count", _replaced(results), detail)
 
 
-def _of_plan(record: AblationRecord) -> Iterator[Warning]:
+def _of_plan(record: AblationRecord) -> Iterator[Weakness]:
     yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
-    first = min(record.looks, default=0)
-    if record.tune.trials and 0 < first < MIN_SEEDS_AT_LOOK:
-        yield Warning(
+    first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
+    if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
+        yield Weakness(
             f"The first planned look comes at {first} seeds, and arms are tuned.",
             f"False verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
         )
-    elif record.tune.trials and 1 < len(record.seeds) < MIN_SEEDS:
-        yield Warning(
+    elif is_tuned and 1 < len(record.seeds) < MIN_SEEDS:
+        yield Weakness(
             f"Arms are tuned, and there are only {len(record.seeds)} seeds.",
             "95 % intervals then cover the difference in 88 to 96 % of cases.",
         )
     yield from _about(
         "The scored model is chosen by the text that scores it",
-        views.best_arms(record),
+        ((name, name) for name in views.best_arms(record)),
         "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show.",
     )
     yield from _about(
@@ -107,11 +107,11 @@ def _of_plan(record: AblationRecord) -> Iterator[Warning]:
     yield from _about("There are few search trials", _short_search(record), detail)
 
 
-def _of_tuning(results: Results) -> Iterator[Warning]:
+def _of_tuning(results: Results) -> Iterator[Weakness]:
     arms = results.tuned_arms
     yield from _about(
         "No setting was found that trains",
-        [name for name, arm in arms.items() if not arm.trains()],
+        ((name, name) for name, arm in arms.items() if not arm.trains()),
         "Every trial diverged, so comparisons with such an arm are undecided. Let its search begin elsewhere.",
     )
     yield from _about(
@@ -143,14 +143,14 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
     )
 
 
-def _of_differences(results: Results) -> Iterator[Warning]:
+def _of_differences(results: Results) -> Iterator[Weakness]:
     detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
     yield from _about("Differences shrink during training", _shrinking(results), detail)
     detail = "The ablation compares overfitted models."
     yield from _about("The validation loss rises before the end", _rising(results), detail)
     yield from _about(
         "Two runs of a pair were made under different conditions",
-        ["; ".join(_mixed_pairs(results))],
+        _mixed_pairs(results),
         "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
     )
 
@@ -171,7 +171,7 @@ def _seeds_dropped(record: AblationRecord) -> list[str]:
     return [*map(str, sorted(seen - {*record.seeds}))]
 
 
-def _changed(record: AblationRecord) -> Iterator[str]:
+def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
     """What earlier designs have otherwise, by key; an arm that is added makes no verdict easier.
 
     Of seeds with which the ablation has ended, `_seeds_added` and `_seeds_dropped` tell.
@@ -184,27 +184,27 @@ def _changed(record: AblationRecord) -> Iterator[str]:
             if not is_told and not is_new and (before.get(key) or None) != (now.get(key) or None):
                 values.setdefault(key, []).append(to_override_value(before.get(key) or None))
     for key, earlier in values.items():
-        yield f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
+        yield "", f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
 
 
-def _replaced(results: Results) -> Iterator[str]:
+def _replaced(results: Results) -> Iterator[tuple[str, str]]:
     """Runs that are missing now, and of which the folder has one that ended."""
     runs = views.distinct(results.runs)
     ended = {*runs["run_dir"][runs["purpose"] == "unused"].str.replace(r"-\w+$", "", regex=True)}
     for run in runs[runs["status"] == "missing"].itertuples():
         if run.run_dir.rpartition("-")[0] in ended:
-            yield f"{run.arm} seed {run.seed}"
+            yield run.arm, f"{run.arm} seed {run.seed}"
 
 
-def _unequal_contexts(record: AblationRecord) -> Iterator[str]:
+def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.pairs.items():
         for key in ("data.seq_len", "data.document_mask"):
             first, second = (to_override_value(record.arms[name].settings.get(key)) for name in pair)
             if first != second:
-                yield f"{' and '.join(pair)} ({key} {first} and {second})"
+                yield pair[0], f"{' and '.join(pair)} ({key} {first} and {second})"
 
 
-def _short_search(record: AblationRecord) -> Iterator[str]:
+def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
     """Arms whose search has fewer trials, made or planned, than values on both sides of the centre need.
 
     If none has more than these, all arms: then nothing says how noisy a trial is.
@@ -214,37 +214,30 @@ def _short_search(record: AblationRecord) -> Iterator[str]:
     }
     numbers = {}
     for name, varied in keys.items() if record.tune.trials else ():
-        trials = {tuple(run.values.items()): run.search for run in record.of(TRIAL) if run.arm == name}
-        last = max(trials.values(), default=0)
-        made = sum(search == last for search in trials.values()) if record.arms[name].tuned else 0
         if varied:
-            numbers[name] = made or search_size(len(varied), record.tune)
+            numbers[name] = views.last_search_size(record, name) or search_size(len(varied), record.tune)
     nothing_pooled = all(n <= 1 + 2 * len(keys[name]) for name, n in numbers.items())
     for name, n in numbers.items():
         if nothing_pooled or n < 1 + 2 * len(keys[name]):
-            yield f"{name} ({n} for {' and '.join(keys[name])})"
+            yield name, f"{name} ({n} for {' and '.join(keys[name])})"
 
 
-def _named(keys: dict[str, list[str]]) -> Iterator[str]:
-    return (f"{name} ({', '.join(own)})" for name, own in keys.items() if own)
-
-
-def _narrower(results: Results) -> Iterator[str]:
+def _narrower(results: Results) -> Iterator[tuple[str, str]]:
     for row in views.comparisons(results).itertuples():
         alone = interval(row.differences, 1 - row.alpha)
         if row.is_tuning_counted and alone and row.ci_high - row.ci_low < alone[1] - alone[0]:
-            yield row.name + row.at_equal
+            yield row.name + row.at_equal, row.name + row.at_equal
 
 
-def _noise_not_counted(results: Results) -> Iterator[str]:
+def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:
     """Comparisons of tuned arms whose regret is not known."""
     shown, searched = views.comparisons(results), {*results.trials["arm"]}
     for row in shown[(shown["n_seeds"] > 0) & ~shown["is_tuning_counted"]].itertuples():
         if row.ended.keys() <= searched:
-            yield row.name + row.at_equal
+            yield row.name + row.at_equal, row.name + row.at_equal
 
 
-def _shrinking(results: Results) -> Iterator[str]:
+def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
     """A difference that shrank in the second half of training and, by as much again, would fall within the margin.
 
     A hint: the midpoint of a run is not the result of a run of half the length, for its learning rate is still high.
@@ -261,7 +254,8 @@ def _shrinking(results: Results) -> Iterator[str]:
         low, high = interval([end - half for half, end in pairs]) or (0, 0)
         shrinks = low > 0 if row.mean_difference < 0 else high < 0
         if shrinks and margin <= abs(row.mean_difference) < margin + abs(now - before):
-            yield f"{row.name}{row.at_equal} ({before:+z.{digits}f} halfway, {now:+z.{digits}f} at the end)"
+            name = row.name + row.at_equal
+            yield name, f"{name} ({before:+z.{digits}f} halfway, {now:+z.{digits}f} at the end)"
 
 
 def _halfway(results: Results, arm: str, baseline: str) -> Iterator[tuple[float, float]]:
@@ -280,7 +274,7 @@ def _halfway(results: Results, arm: str, baseline: str) -> Iterator[tuple[float,
             yield gap[half], gap[end]
 
 
-def _rising(results: Results) -> Iterator[str]:
+def _rising(results: Results) -> Iterator[tuple[str, str]]:
     """Arms that overfit, as models do that see a small text in many epochs.
 
     Estimates are compared with estimates: the points that were scored on as much of the text as the first one.
@@ -291,12 +285,12 @@ def _rising(results: Results) -> Iterator[str]:
     for arm in results.record.arms if views.lower_is_better(results) else ():
         mean = views.over_seeds(views.curve_table(alike, arm))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
-            yield f"{arm} (by {rise:.2g})"
+            yield arm, f"{arm} (by {rise:.2g})"
 
 
-def _mixed_pairs(results: Results) -> Iterator[str]:
+def _mixed_pairs(results: Results) -> list[tuple[str, str]]:
     """Pairs whose two runs were made under different conditions."""
-    seeds: dict[str, set[int]] = {}
+    seeds: dict[tuple[str, str], set[int]] = {}
     contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
     for row in contrasts.itertuples():
         pairs = views.pairs(results, row.arm, row.baseline, row.budget)
@@ -304,6 +298,5 @@ def _mixed_pairs(results: Results) -> Iterator[str]:
             both = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
             for seed, first, second in both[both.iloc[:, 0] != both.iloc[:, 1]].itertuples(name=None):
                 words = f"{row.arm} and {row.baseline}, {name} {first} and {second}"
-                seeds.setdefault(words, set()).add(int(seed))
-    for pair, own in seeds.items():
-        yield f"{pair}, seed {', '.join(map(str, sorted(own)))}"
+                seeds.setdefault((row.arm, words), set()).add(int(seed))
+    return [(arm, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (arm, words), own in seeds.items()]

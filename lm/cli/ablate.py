@@ -24,12 +24,12 @@ from lm.ablation.processes import warm_up
 from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, read_question, write_question
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
-from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, key_of, kinds_of, no_such_key
+from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, kinds_of, no_such_key
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import LEDGER, AblateConfig
-from lm.config.identity import is_verb
+from lm.config.identity import is_verb, key_of
 from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig

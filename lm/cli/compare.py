@@ -6,7 +6,6 @@
 The first value is the baseline. The question is written as a YAML file into the folder of its answer, to be edited.
 """
 
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -22,15 +21,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation import views
-from lm.ablation.contrasts import percent
-from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.results import Results
+from lm.ablation.sentences import sentences
 from lm.cli.compose import compose, quoted
-from lm.cli.mistakes import LOADED, explaining, key_of, kinds_of
-from lm.cli.recipe import REPLACED, replacing, tell, values_of, with_recipe
+from lm.cli.mistakes import LOADED, explaining, kinds_of
+from lm.cli.recipe import replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
-from lm.config.ablation import METRICS, AblateConfig, AblationConfig
+from lm.config.ablation import AblateConfig, AblationConfig
 from lm.config.checks import error_prefix, reading, without_secrets
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -224,61 +222,3 @@ def write_question(question: Question, folder: Path, output_dir: str | None = No
         head = f"# {shlex.join(words)}\n# A line `tune: {{trials: 18}}` tunes the learning rates of each arm first.\n"
         write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     return path
-
-
-def sentences(results: Results) -> list[str]:
-    """A sentence for each comparison that was asked for.
-
-    Where the arms are values of one setting, it has these values, perplexity, and what else differs between the arms.
-    """
-    return [_sentence(row, results.record) for row in views.asked(results).itertuples()]
-
-
-def _sentence(row: Any, record: AblationRecord) -> str:
-    if row.family == "interaction" or (pair := _values(record.arms[row.arm], record.arms[row.baseline])) is None:
-        return str(row.statement)
-    costs = _costs(record.arms[row.arm], record.arms[row.baseline])
-    is_undecided, (change, other) = row.verdict == "undecided", pair
-    is_plain = row.verdict != "equivalent" and not (row.undecided_by or row.diverged or row.broken)
-    is_plain = is_plain and pd.notna(row.ci_low) and not (is_undecided and row.ci_low * row.ci_high > 0)
-    if not is_plain:  # what the verdict rests on needs its own words
-        return f"{row.statement.rstrip('.')}; {costs}"
-    verdict = f"against {other} is undecided" if is_undecided else f"is {row.verdict} than {other}"
-    verdict += row.at_equal
-    level, unit = percent(1 - row.alpha), METRICS[record.metric][1]
-    interval = f"{level} CI {row.ci_low:+.4f} to {row.ci_high:+.4f}, {row.n_seeds} seeds"
-    numbers = f"{row.mean_difference:+.4f} {unit}, {interval}"
-    if record.metric == "val_loss":
-        share = 100 * math.expm1(abs(row.mean_difference))
-        numbers = f"{share:.1f} % {'lower' if row.mean_difference < 0 else 'higher'} perplexity ({numbers})"
-    _, *rest = row.sentence.rstrip(".").split("; ") if is_undecided else [""]  # what would decide it
-    return "; ".join([f"{change} {verdict}: {numbers}", costs, *rest])
-
-
-def _values(arm: ArmRecord, baseline: ArmRecord) -> tuple[str, str] | None:
-    """The value of the setting in which two arms differ, with its name, and that of the baseline; None if it is more.
-
-    What `replacing` has added to either belongs to the choice of its group.
-    """
-    if not (arm.overrides and baseline.overrides):
-        return None
-    (*added, own), (*others, other) = arm.overrides, baseline.overrides
-    key, groups = key_of(own), REPLACED.get(key_of(own), ())
-    is_alone = all(key_of(word).partition(".")[0] in groups for word in {*added} ^ {*others})
-    if key_of(other) != key or own == other or not is_alone:
-        return None
-    return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
-
-
-def _costs(arm: ArmRecord, baseline: ArmRecord) -> str:
-    """The parameters and FLOPs of an arm beside those of its baseline."""
-    parts = []
-    for noun, own, other in (
-        ("parameters", arm.n_params, baseline.n_params),
-        ("FLOPs", arm.flops_per_token, baseline.flops_per_token),
-    ):
-        change = 100 * (own / other - 1)
-        parts.append(
-            f"same {noun}" if own == other else f"{abs(change):.2g} % {'more' if change > 0 else 'fewer'} {noun}"
-        )
-    return ", ".join(parts)

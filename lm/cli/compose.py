@@ -23,14 +23,13 @@ from lm.cli.mistakes import (
     Kinds,
     explain_non_override,
     explaining,
-    key_of,
     kinds_of,
     no_such_key,
     wrong_value,
 )
 from lm.config import RunConfig, UserError, require
 from lm.config.checks import error_prefix, expanded, reading, refuse, together
-from lm.config.identity import PLACES, is_runtime
+from lm.config.identity import PLACES, is_runtime, key_of
 from lm.config.model import CLASSES
 from lm.config.typed import build
 from lm.formats.base import agrees, read_base

@@ -18,6 +18,7 @@ from lm.cli.aliases import EPOCHS, RESUME, meaning
 from lm.cli.main import command_prefix
 from lm.config import UserError
 from lm.config.data import TABLES
+from lm.config.identity import key_of
 from lm.data.paths import SUFFIXES, local_files, suffix
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -44,11 +45,6 @@ def kinds_of(schema: Any, prefix: str = "") -> Kinds:
         for kind in filter(is_dataclass, (field.type, *get_args(field.type))):
             kinds |= kinds_of(kind, f"{prefix}{field.name}.")
     return kinds
-
-
-def key_of(override: str) -> str:
-    """The key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
-    return override.partition("=")[0].lstrip("+~")
 
 
 @contextmanager

@@ -16,9 +16,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from lm.cli.compose import composing
-from lm.cli.mistakes import CONFIGS, key_of
+from lm.cli.mistakes import CONFIGS
 from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
+from lm.config.identity import REPLACED, key_of
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
@@ -33,9 +34,6 @@ RECIPES = (
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
-# What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
-# recipe and the scales of its head suit tokens of its own kind.
-REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep

@@ -90,12 +90,11 @@ def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
     from lm.ablation.export import report_json
     from lm.ablation.tables import result_table
-    from lm.cli.compare import sentences
 
     if as_json:
         print(json.dumps(report_json(results), allow_nan=False))
     else:
-        print(result_table(results, sentences(results)))
+        print(result_table(results))
 
 
 def verdict_code(results: "Results") -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from lm.cli.mistakes import key_of
 from lm.config.checks import without_secrets
+from lm.config.identity import key_of
 from lm.data.ngram import ngram_figure
 from lm.system.terminal import duration
 

@@ -22,12 +22,12 @@ from omegaconf import DictConfig
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
 from lm.cli.ending import ending
 from lm.cli.main import configure_streams, job
-from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
+from lm.cli.mistakes import CONFIGS, command_line, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
 from lm.cli.tables import plan, summary, sweep
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError, require
-from lm.config.identity import is_verb
+from lm.config.identity import is_verb, key_of
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
 from lm.training.run_directory import RunDirectory

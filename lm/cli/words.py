@@ -13,9 +13,9 @@ from typing import Any
 
 from lm.cli.aliases import EPOCHS, RESUME, command_of
 from lm.cli.main import COMMANDS, NAME
-from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
+from lm.cli.mistakes import Kinds, command_line, explain_non_override, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
-from lm.config.identity import flat
+from lm.config.identity import flat, key_of
 from lm.data.paths import COMPRESSED, is_url
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory

@@ -28,6 +28,9 @@ RUNTIME = (
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
 # Settings that `lm.training.resolve` fills in by the machine.
 RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
+# What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
+# recipe and the scales of its head suit tokens of its own kind.
+REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -46,9 +49,14 @@ def without_verbs(settings: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
+def key_of(override: str) -> str:
+    """The key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 def is_verb(word: str) -> bool:
     """Whether a word of a command line is asked of that command only."""
-    return word.lstrip("+").partition("=")[0] in VERBS
+    return key_of(word) in VERBS
 
 
 @cache

@@ -24,9 +24,9 @@ NAME = 24  # letters of an arm's name that fit
 INK, SOFT, LINE, PAPER = "#1a1a1a", "#666666", "#e2e2e2", "#ffffff"
 THEME = {INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)", PAPER: "var(--paper)"}  # in a page
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
-# The colours of Okabe and Ito (2008), which all kinds of colour vision tell apart, without their yellow, which is too
-# pale for lines. The first arm is blue and the second orange in every figure.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK)
+# First the colours of Okabe and Ito (2008), which all kinds of colour vision tell apart, without their yellow, which is
+# too pale for lines; more arms take further hues. The first arm is blue and the second orange in every figure.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK, "#8C510A", "#7B61FF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X"
 
@@ -119,18 +119,6 @@ def log_axis(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def mark_outside(axes: Axes, x: float, values: Sequence[float], **options: Any) -> None:
-    """An arrow and the values for what lies above or below the plot."""
-    low, high = axes.get_ylim()
-    for arrow, outside, y, side in (
-        ("↑", [value for value in values if value > high], 0.98, "top"),
-        ("↓", [value for value in values if value < low], 0.02, "bottom"),
-    ):
-        if outside:
-            text = f"{arrow} {' to '.join(dict.fromkeys(f'{end:.2f}' for end in (min(outside), max(outside))))}"
-            axes.text(x, y, text, transform=axes.get_xaxis_transform(), ha="center", va=side, fontsize=9, **options)
 
 
 def shorten(name: str, length: int = NAME) -> str:
