@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.arms import measure
+from lm.ablation.arms import common_threads, measure
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.ledger import record_asked, record_ended
@@ -48,15 +48,16 @@ def ablate(
     """
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
-    plan = make_plan(config, runs, base, before, RunReader(folder))
+    threads = before.threads if before else common_threads([*runs.values(), *filter(None, [base])])
+    executor = EXECUTORS[config.executor](config, folder)
+    workers = config.workers or executor.default_workers(set_threads(threads))
+    plan = make_plan(config, runs, base, before, RunReader(folder), threads, workers)
+    plan = replace(plan, record=replace(plan.record, command=command))
     step = next_runs(plan)
-    if step.missing:
+    if step.missing and plan.config.minutes is None:
         measure([*plan.arms.values(), *filter(None, [plan.base])])
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
-    executor = EXECUTORS[config.executor](config, folder)
-    workers = config.workers or executor.default_workers(set_threads(plan.record.threads))
-    plan = replace(plan, record=replace(plan.record, command=command, workers=workers))
     record = record_of(plan, step)
     on_plan(plan, step)
     if config.plan_only:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
+from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, measure
 from lm.ablation.history import designs_seen
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
 from lm.ablation.results import RunReader, results_of
@@ -30,6 +30,7 @@ from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
 from lm.system.files import json_sha256
 
+FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
@@ -308,13 +309,14 @@ def make_plan(
     base: RunConfig | None,
     before: AblationRecord | None,
     reader: RunReader,
+    threads: int = 1,
+    workers: int = 1,
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
     earlier call. Raises UserError for what the user can mend.
     """
     ablation, base_arm = config.ablation, None
     record = before or AblationRecord(**question_of(ablation))
-    threads = record.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     arms = build_arms(ablation, runs, threads, record.arms)
     if base is not None:
         with error_prefix("ablation.base"):
@@ -323,6 +325,15 @@ def make_plan(
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
+    fitted = dict[str, int]()
+    if ablation.minutes is not None:
+        every = [*arms.values(), *filter(None, [base_arm])]
+        measure(every)
+        is_same = record.minutes == ablation.minutes
+        fitted = (is_same and record.fitted) or _fit(ablation, every, workers)
+        ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
+        for arm in arms.values():
+            arm.steps["own"] = fitted["steps"]
     set_steps(ablation, arms)
     asked = replace(
         record,
@@ -335,11 +346,35 @@ def make_plan(
         begun=record.begun or now(),
         ended=None,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
+        fitted=fitted,
         threads=threads,
+        workers=workers,
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
     return Plan(ablation, arms, base_arm, reader, asked, record)
+
+
+def _fit(config: AblationConfig, arms: Sequence[Arm], workers: int) -> dict[str, int]:
+    """How many seeds and steps take the minutes of a question: fewer seeds first, to FEW_SEEDS, then fewer steps.
+
+    Raises UserError if there is no time for a tenth of the steps.
+    """
+    minutes, n, steps = float(config.minutes or 0), len(config.seeds), arms[0].steps["own"]
+    trials = config.tune.trials * len(config.tune.seeds)
+
+    def needed(n: int, share: float) -> float:
+        runs = n * len(config.budgets) + trials
+        return sum(runs * (STARTUP_SECONDS + arm.seconds(round(share * steps))) for arm in arms) / workers / 60
+
+    while n > FEW_SEEDS and needed(n, 1.0) > minutes:
+        n -= 1
+    least = needed(n, 0.0)
+    share = min(1.0, (minutes - least) / (needed(n, 1.0) - least))
+    if share < 0.1:
+        expected = f"{needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"
+        raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
+    return {"seeds": n, "of_seeds": len(config.seeds), "steps": max(1, round(share * steps)), "of_steps": steps}
 
 
 def set_steps(config: AblationConfig, arms: Arms) -> None:

@@ -49,6 +49,9 @@ def plan_table(plan: "Plan", step: "Step") -> str:
 def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
     counts, looks, n_seeds = results.counts(), plan.config.looks, len(plan.config.seeds)
     lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
+    if fitted := plan.record.fitted:
+        of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
+        lines[0] += f", to fit into {plan.config.minutes:g} min: {of}"
     if looks:
         lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
     if len(step.seeds) < n_seeds:
