@@ -50,10 +50,14 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
     assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 4
     assert "RuntimeError: a | <b>crack</b>" in page.text
+    assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
+    assert "step 70, running, interrupted" in page.text
 
 
 def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path) -> None:
     page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
+    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}  # only untied has runs of its own
+    assert {(row[0], row[2]) for row in page.tables[0][1:]} == both | {("untied", "tokens"), ("untied", "FLOPs")}
     first = page.text.partition("Comparisons Seeds")[0]
     assert "Results so far:" in first
     for sentence in found["verdict"]:
@@ -85,21 +89,6 @@ def test_fitted_curves_pass_through_their_trials(metric: str, tmp_path: Path) ->
         low, high = panel.get_ylim()
         fitted = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) > 20]
         assert any(((low < curve) & (curve < high)).any() for curve in fitted), "a distant arm may be outside"
-
-
-@pytest.mark.slow
-def test_a_page_says_how_far_runs_are_and_is_not_loaded_again(full: Path) -> None:
-    page = Page(full)
-    assert "refresh" not in page.meta, "nothing writes it meanwhile"
-    assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
-    assert "step 70, running, interrupted" in page.text
-
-
-def test_budgets_of_the_same_runs_are_one_row(full: Path) -> None:
-    """At equal FLOPs only untied has runs of its own."""
-    rows = {(row[0], row[2]) for row in Page(full).tables[0][1:]}
-    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}
-    assert rows == both | {("untied", "tokens"), ("untied", "FLOPs")}
 
 
 @pytest.mark.slow
