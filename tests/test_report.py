@@ -53,10 +53,15 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
     assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 3
     assert "RuntimeError: a | <b>crack</b>" in page.text
+    assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
+    assert "step 70, running, interrupted" in page.text
+    assert "refresh" not in page.meta, "nothing writes it meanwhile"
 
 
 def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path) -> None:
     page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
+    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}  # only untied has runs of its own
+    assert {(row[0], row[2]) for row in page.tables[1][1:]} == both | {("untied", "tokens"), ("untied", "FLOPs")}
     first = page.text.partition("Comparisons arm")[0]
     assert "Results so far:" in first
     for sentence, verdict in zip(sentences(read_results(full)), found["verdict"], strict=True):
@@ -116,21 +121,6 @@ def test_what_weakens_a_verdict_stands_below_it(tmp_path: Path) -> None:
     _, first, second = re.split(r"head=untied is |untied_matched .*?tied", text)[:3]
     assert (weakness in first, weakness in second.partition(":")[0]) == (True, False)
     assert weakness in next(line for line in (path / "report.md").read_text().splitlines() if "head=untied is" in line)
-
-
-@pytest.mark.slow
-def test_a_page_says_how_far_runs_are_and_is_not_loaded_again(full: Path) -> None:
-    page = Page(full)
-    assert "refresh" not in page.meta, "nothing writes it meanwhile"
-    assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
-    assert "step 70, running, interrupted" in page.text
-
-
-def test_budgets_of_the_same_runs_are_one_row(full: Path) -> None:
-    """At equal FLOPs only untied has runs of its own."""
-    rows = {(row[0], row[2]) for row in Page(full).tables[1][1:]}
-    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}
-    assert rows == both | {("untied", "tokens"), ("untied", "FLOPs")}
 
 
 @pytest.mark.slow

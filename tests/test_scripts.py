@@ -156,7 +156,7 @@ def test_no_message_stands_behind_a_bar(cwd: Path) -> None:
     words = [*SHORT, "trainer.max_steps=100000", "run_dir=run"]
     shown = on_terminal([sys.executable, str(ROOT / "scripts/train.py"), *words], cwd, ctrl_c_after="training:")
     assert [row for row in shown if row.startswith("stopping after this step; ")]
-    assert [row for row in shown if row.startswith("stopped by SIGINT after step ")]
+    assert [row for row in shown if row.startswith("stopped by Ctrl-C after step ")]
 
 
 @slow
@@ -231,7 +231,7 @@ def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -
     assert process.returncode == 130
     assert "Traceback" not in errors
     message, _, line = errors.splitlines()[-1].partition("; resume with: ")
-    assert re.fullmatch(r"stopped by SIGINT after step \d+", message)
+    assert re.fullmatch(r"stopped by Ctrl-C after step \d+", message)
     assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/train.py"), *words]
     assert "is unfinished" in command("generate", "run_dir=run", "prompt=x", "max_new_tokens=1")[2]
     code, _, errors = command("train", *words)

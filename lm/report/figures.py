@@ -85,10 +85,15 @@ class LineStyle:
 
 
 def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
-    """The same in all figures of a report."""
+    """The same in all figures of a report. A colour that comes again has other dashes and another marker.
+
+    >>> first, *_, ninth = line_styles(range(9)).values()
+    >>> first.color == ninth.color, first.linestyle == ninth.linestyle, first.marker == ninth.marker
+    (True, False, False)
+    """
     n = len(COLOURS)
     return {
-        name: LineStyle(COLOURS[i % n], DASHES[(i + i // n) % len(DASHES)], MARKERS[i % len(MARKERS)])
+        name: LineStyle(COLOURS[i % n], DASHES[(i + i // n) % len(DASHES)], MARKERS[(i + i // n) % len(MARKERS)])
         for i, name in enumerate(names)
     }
 

@@ -22,7 +22,8 @@ class Interrupted(BaseException):
     """A signal has stopped the run after a whole step. Not an Exception, so that a sweep stops as well."""
 
     def __init__(self, signum: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        super().__init__(f"stopped by {name} after step {step}")
         self.signum = signum
 
 

@@ -9,12 +9,19 @@ let runs = []; // as GET /runs gives them
 let labels = new Map(); // of the names of runs
 let continued = null; // of the prompt: {names, asked, same_tokenizer, steps: a list of rows for each model, boxes, chosen, show}
 let scored = null; // of the text: the answer of POST /text, with names
+let attended = []; // of the attention: a state for each model
+let sought = null; // of the matrices: the id of the neighbour that was clicked
 let streaming = null; // what aborts the stream
 const answered = new Set(); // views that show the answer for the chosen models
 
 const color = (name) => runs.find((run) => run.name === name)?.color ?? "var(--ink)";
 const short = (name) => labels.get(name) ?? name;
-const swatch = (name) => el("span", { className: "swatch", style: { background: color(name) } });
+const swatch = (name) => { // in its colour and with its dashes, as in a chart
+  const stroke = { style: { stroke: color(name) }, "stroke-dasharray": DASHES[runs.find((run) => run.name === name)?.dashes ?? "-"] };
+  const box = shape("svg", { class: "swatch", viewBox: "0 0 24 10", "aria-hidden": true });
+  box.append(shape("line", { x2: 24, y1: 5, y2: 5, "stroke-width": 4, ...stroke }));
+  return box;
+};
 const heading = (name) => el("h2", { title: name }, swatch(name), short(name));
 const unknown = () => el("p", { className: "soft" }, "The training text is not at hand, so nothing is known of frequencies.");
 
@@ -101,8 +108,8 @@ function addStep(state, row) {
   paintStep(state, row);
   const n = state.asked.forced.length, isOwn = row.model === state.asked.of;
   if (n && isOwn && row.index === n - 1) row.span.classList.add("picked");
-  const wanted = restored.has("at") ? Number(restored.get("at")) : n ? n - 1 : row.lead < 1 ? row.index : -1;
-  if (!state.chosen && isOwn && row.index === wanted) choose(state, row); // at first, the first uncertain token
+  const [model, at] = numbers(restored.get("at")) ?? [state.asked.of, n ? n - 1 : row.lead < 1 ? row.index : -1];
+  if (!state.chosen && row.model === model && row.index === at) choose(state, row); // at first, the first uncertain token
   if (n && state.chosen === row && document.activeElement === document.body) row.span.focus({ preventScroll: true });
   if (!state.parted) markParting(state);
   if (state.chosen && state.chosen !== row && row.index === state.chosen.index) state.show(state.chosen); // beside it
@@ -163,6 +170,7 @@ function candidateList(state, row) {
   const look = () => {
     $("attention-form").elements.text.value = state.asked.prompt + before.map((step) => step.text).join("") + row.text;
     answered.delete("attention");
+    restored.delete("attention-at");
     show("attention");
   };
   const facts = `token ${index + 1}: ${quoted(label)}, rank ${rank}, lead ${fixed(lead, 2)}`;
@@ -175,13 +183,14 @@ function candidateList(state, row) {
 
 async function showAttention(form) {
   const { text, runs: names } = question(form);
-  const columns = names.map((name) => ({ name, text, head: -1, chosen: null, column: el("div") }));
+  const places = taken("attention-at") ?? [];
+  const columns = (attended = names.map((name, i) => ({ name, text, head: places[2 * i + 1] ?? -1, chosen: null, column: el("div") })));
   for (const state of columns) {
     state.show = (row) => (row === state.chosen ? attend(state, row.index) : showWeight(state, row));
     state.enter = () => state.column.querySelector(".heads [tabindex='0']")?.focus();
   }
   $("attentions").replaceChildren(...columns.map((state) => state.column));
-  for (const state of columns) await attend(state, null);
+  for (const [i, state] of columns.entries()) await attend(state, places[2 * i] ?? null);
 }
 
 async function attend(state, position) {
@@ -235,6 +244,7 @@ function paintAttention(state) {
   const rows = order.map((i) => ({ label: quoted(state.tokens[i].label), share: shares[i], value: percent(shares[i]), color: ink }));
   const facts = el("p", { className: "soft" }, `Token ${state.position + 1} of ${state.tokens.length}, ${quoted(state.chosen.label)}, in ${name}:`);
   state.detail.replaceChildren(facts, bars(rows), scale("0", percent(most), ink));
+  keepAddress();
 }
 
 function showWeight(state, { index, label }) {
@@ -260,7 +270,8 @@ async function scoreText(form) {
   paintText();
   summarise(asked);
   $("bands").replaceChildren(...bandList());
-  if (scored.tokens.length) choose(scored, scored.tokens.reduce((worst, row) => (row.losses[0] > worst.losses[0] ? row : worst)));
+  const worst = () => scored.tokens.reduce((worst, row) => (row.losses[0] > worst.losses[0] ? row : worst));
+  if (scored.tokens.length) choose(scored, scored.tokens[taken("text-at")?.[0]] ?? worst());
 }
 
 function paintText() {
@@ -296,16 +307,20 @@ function bandList() {
   return [title, ...(first ? first.flatMap(band) : [unknown()])];
 }
 
-function showToken({ label, count, losses }) {
+function showToken(shown) {
+  const { label, count, losses } = shown;
   const rows = losses.map((loss, i) => ({ label: short(scored.names[i]), share: loss / 10, value: `${fixed(loss)} nats`, color: color(scored.names[i]) }));
   const seen = count === null ? "" : `, seen ${grouped(count)} times in the training text`;
   $("token").replaceChildren(el("p", {}, el("code", {}, quoted(label)), seen), bars(rows));
   $("token").hidden = false;
+  if (shown === scored.chosen) keepAddress();
 }
 
 // --- matrices
 
-async function findNeighbours(form, id = null) {
+async function findNeighbours(form, id = taken("id")?.[0] ?? null) {
+  sought = id;
+  keepAddress();
   const answer = await (await post("/embeddings", { ...question(form), id })).json();
   $("embeddings").replaceChildren(...answer.map(embeddingColumn));
 }
@@ -503,14 +518,29 @@ function show(view) {
 }
 
 function changeModels() {
+  restored = new URLSearchParams();
   answered.clear();
   branch.clear();
   if (current() && current() !== "runs") show(current());
 }
 
-// --- the address holds the whole view: which one, the models, what differs from the defaults, the branch, the token
+// --- the address holds the whole view: which one, the models, what differs from the defaults, the branch, the tokens
 
-let restored = new URLSearchParams();
+let restored = new URLSearchParams(); // what of the address no view has taken yet
+const numbers = (words) => words?.split(" ").map(Number);
+const PLACES = { // numbers that are no fields
+  at: () => (continued?.chosen ? [continued.chosen.model, continued.chosen.index] : []),
+  "attention-at": () => (attended.every((state) => state.tokens) ? attended.flatMap(({ position, head }) => [position, head]) : []),
+  "text-at": () => (scored?.chosen ? [scored.tokens.indexOf(scored.chosen)] : []),
+  id: () => (sought === null ? [] : [sought]),
+};
+
+function taken(key) {
+  const values = numbers(restored.get(key));
+  restored.delete(key);
+  return values;
+}
+
 const ALWAYS = ["first", "second", "prompt-form.prompt", "attention-form.text", "matrices-form.token"];
 const fields = () => new Map([...document.querySelectorAll("[name]:not(meta), select")].map((field) => [field.id || `${field.form.id}.${field.name}`, field]));
 
@@ -522,7 +552,10 @@ function keepAddress() {
     if (ALWAYS.includes(key) || field.value !== usual) params.set(key, field.value);
   }
   if (branch.forced.length) params.set("forced", [branch.of, ...branch.forced].join(" "));
-  if (continued?.chosen) params.set("at", continued.chosen.index);
+  for (const [key, value] of Object.entries(PLACES)) {
+    const words = restored.get(key) ?? value().join(" ");
+    if (words) params.set(key, words);
+  }
   history.replaceState(null, "", `#${current()}&${params}`);
 }
 
