@@ -32,6 +32,17 @@ def test_it_equals_torch_bit_for_bit(shape: tuple[int, int], bias: bool) -> None
         assert torch.equal(layer.to(dtype)(x), torchs.to(dtype)(x))
 
 
+def test_its_device_and_dtype_are_those_of_torch() -> None:
+    for options in ((True, "meta", torch.bfloat16), (False, "cpu", torch.float64), (True,)):
+        layers = []
+        for cls in (Linear, nn.Linear):
+            torch.manual_seed(0)
+            layers.append(cls(3, 2, *options))
+        for mine, torchs in zip(*(layer.parameters() for layer in layers), strict=True):
+            assert (mine.device, mine.dtype) == (torchs.device, torchs.dtype)
+            assert mine.is_meta or torch.equal(mine, torchs)
+
+
 def test_known_numbers() -> None:
     torch.manual_seed(0)
     layer = Linear(2, 3)
