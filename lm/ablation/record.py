@@ -78,9 +78,7 @@ class AblationRecord(Question):
     pairs: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
-    fitted: dict[str, int] = field(
-        default_factory=dict
-    )  # seeds and steps that fit into `minutes`, of how many
+    fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
     stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
     begun: str = ""
     ended: str | None = None

@@ -13,7 +13,7 @@ import yaml
 
 from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading, without_secrets
-from lm.config.identity import RESOLVED, described_settings, differences, flat
+from lm.config.identity import RESOLVED, deciding_settings, described_settings, differences, flat
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
@@ -107,13 +107,16 @@ class RunDirectory:
         before = flat(saved)
         settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
         now = flat(settings)
+        is_other_text = False
         if hashes is None:
-            of_text = (key for key in described_settings(settings) if key.startswith(("data.", "tokenizer.")))
-            if any(before.get(key) != now[key] for key in of_text):
-                return None
+            rest = described_settings(settings).keys() - deciding_settings(settings)
+            of_text = (key for key in rest if key.startswith(("data.", "tokenizer.")))
+            is_other_text = any(before.get(key) != now[key] for key in of_text)
             hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
         by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
         self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
+        if is_other_text:
+            return None
         log.info("%s is finished: nothing to train", self.path)
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
