@@ -12,10 +12,11 @@ from scipy import stats
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series
 from lm.ablation.record import read_record
+from lm.ablation.results import read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from tests.conftest import Outcome
-from tests.helpers.ablations import SHORT, Lab, instant
+from tests.helpers.ablations import SHORT, Lab, instant, losses
 from tests.test_compare import TINY
 
 
@@ -46,7 +47,10 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     assert "asked before: 1 time, last in out" in capsys.readouterr().err
     assert len(series(read_ledger(small.root / "ledger.csv"))) == 2
     small.run(folder="other", seeds=[0, 1])
-    assert "asked before: 2 times, last in out" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "asked before: 2 times, last in out" in said
+    assert ("4 runs of other folders of the series taken over" in said, " of 4, " in said) == (True, False)
+    assert losses(read_results(small.root / "other")).items() <= losses(read_results(small.out)).items()
     small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
     assert "before" not in capsys.readouterr().err
     small.run(seeds=[0, 1, 2, 3])  # a further look takes a place of its own

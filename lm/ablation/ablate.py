@@ -1,8 +1,11 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ from tqdm import tqdm
 from lm.ablation.arms import common_threads, measure
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.history import lost_to_new_code
-from lm.ablation.ledger import record_asked, record_ended
+from lm.ablation.ledger import folders_of, record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, make_plan, next_runs, now, record_of, seconds_to_go
 from lm.ablation.record import (
     TRIAL,
@@ -72,11 +75,15 @@ def ablate(
         if earlier := record_asked(Path(config.ledger), record, folder, is_new=before is None):
             progress.say(earlier)
         write_record(record, folder)
+        others = folders_of(Path(config.ledger)) - {folder.resolve()}
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}
-            with progress.begin(step, todo) as bar:
-                execute(todo, executor, workers, progress.on_end, partial(progress.on_poll, bar))
+            made = [run for run in todo if not _take_over(run, others)]
+            if n := len(todo) - len(made):
+                progress.say(f"{n} run{'s' * (n > 1)} of other folders of the series taken over")
+            with progress.begin(step, made) as bar:
+                execute(made, executor, workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(record_of(plan, step), folder)
         if len(step.seeds) < len(plan.config.seeds):
@@ -84,6 +91,20 @@ def ablate(
         for arm in step.stopped:
             progress.say(f"{arm} was stopped: not ahead after {plan.config.futility} seeds")
         return _finish(config, plan, step)
+
+
+def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
+    """Link the files of the run from another ablation of the series that has finished it under the same hash."""
+    kind, name = run.run_dir.split("/")
+    partial = run.files.run_dir.with_name(f".partial-{name}")
+    for folder in folders:
+        for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"):
+            with suppress(OSError):  # of another file system, or the run has begun here
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(path.parent, partial, copy_function=os.link)
+                partial.rename(run.files.run_dir)
+                return True
+    return False
 
 
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:

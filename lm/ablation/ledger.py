@@ -8,6 +8,7 @@ added: what a deleted folder has asked counts. Of a hundred useless changes two 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pandas as pd
 from scipy.special import zeta
 
 from lm.ablation.record import FILE, AblationRecord, question_of, read_record
-from lm.ablation.results import Results
+from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from lm.config.checks import reading, without_secrets
@@ -81,9 +82,28 @@ def record_ended(path: Path, results: Results) -> None:
         _add(path, outcomes)
 
 
+def folders_of(path: Path) -> set[Path]:
+    """Of the ablations of a series."""
+    return {Path(row["folder"]).resolve() for row in read_ledger(path)}
+
+
 def used_seeds(rows: Sequence[dict[str, str]]) -> set[int]:
     """Of reported runs and of trials."""
     return {int(seed) for row in rows for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
+
+
+def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
+    """The standard deviation of a difference, by the pairs of an ablation or of the last one of its metric that ended.
+
+    Beside it, the folder of the pairs; None if there are none.
+    """
+    folders = [Path(row["folder"]) for row in read_ledger(path)[::-1] if row["event"] == ENDED]
+    others = (read_results(folder) for folder in dict.fromkeys(folders) if (folder / FILE).exists())
+    for known in chain([results], others):
+        sds = known.contrasts["sd"].dropna()
+        if known.record.metric == results.record.metric and len(sds):
+            return float(sds.median()), str(known.folder)
+    return None
 
 
 def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.contrasts import digits_of
+from lm.ablation.contrasts import digits_of, level_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results, results_of
 from lm.ablation.sentences import sentences
+from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
@@ -44,6 +45,24 @@ def plan_table(plan: "Plan", step: "Step") -> str:
     time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
+
+
+def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[str, Any]:
+    """The plan in numbers; `sd` is that of a difference, as it was measured, and the folder of its pairs."""
+    from lm.ablation.plan import seconds_to_go
+
+    record, n = plan.record, len(step.seeds)
+    comparisons = len(record.asked()) * len(plan.config.budgets)
+    found = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
+    return {
+        "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
+        "seconds": seconds_to_go(plan, step),
+        "seeds": step.seeds,
+        "steps": {name: arm.steps for name, arm in plan.arms.items()},
+        "fitted": record.fitted or None,
+        "minimum_detectable": found,
+        "by_pairs_of": sd and sd[1],
+    }
 
 
 def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:

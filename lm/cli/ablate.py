@@ -7,6 +7,7 @@ that are missing. json=true prints one JSON object with the verdicts, and nothin
 Every setting of train changes all arms. They are not listed here: lm-lab train --help all lists them.
 """
 
+import json
 import re
 import shlex
 import sys
@@ -61,10 +62,12 @@ def program(config: DictConfig) -> None:
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.ablation.ablate import ablate
+    from lm.ablation.export import report_json
+    from lm.ablation.ledger import sd_of_pairs
     from lm.ablation.plan import Plan, Step, record_of
     from lm.ablation.record import default_dir
     from lm.ablation.results import results_of
-    from lm.ablation.tables import plan_table
+    from lm.ablation.tables import plan_json, plan_table
     from lm.cli.report import print_results, verdict_code
 
     start = command_prefix("ablate")
@@ -76,12 +79,16 @@ def program(config: DictConfig) -> None:
         if ablation.exit_code == "verdict":
             verdict_code(results_of(record_of(plan, step), plan.reader))  # refuses several before anything is run
         print(plan_table(plan, step), file=file, flush=True)
+        if ablation.plan_only and ablation.json:
+            results = results_of(record_of(plan, step), plan.reader)
+            planned = plan_json(plan, step, sd_of_pairs(Path(ablation.ledger), results))
+            print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
         if asked and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command, on_plan, base)
-    if ablation.json or not ablation.plan_only:
+    if not ablation.plan_only:
         print_results(results, ablation.json)
     for question in asked if not ablation.plan_only else ():
         path = write_question(question, results.folder, ablation.output_dir)
