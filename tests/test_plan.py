@@ -13,7 +13,9 @@ from conftest import ROOT
 from lm.ablation.arms import SIZE_TOLERANCE, measure, time_in_turns
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import set_steps
+from lm.ablation.plan import seconds_to_go, set_steps
+from lm.ablation.statistics import minimum_detectable_effect
+from lm.ablation.tables import plan_json
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from tests.helpers.ablations import Lab, instant
@@ -163,6 +165,25 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     plan.arms["untied"].flops_per_token = round(1.015 * plan.arms["tied"].flops_per_token)
     set_steps(plan.config, plan.arms)
     assert [run.budgets for run in plan.reported([0, 1], {}, ["tied", "untied"])] == [["tokens", "flops"]] * 4
+
+
+def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(arms: Any) -> None:
+        for arm in arms:
+            arm.seconds_per_step = 1.0
+
+    monkeypatch.setattr("lm.ablation.plan.measure", measure)
+    question: dict[str, Any] = {"seeds": [*range(8)]}
+    for minutes, seeds, has_all_steps in ((99, 8, True), (4, 6, True), (2, 5, False)):  # on two workers
+        plan = planner.plan(minutes=minutes, **question)
+        assert len(planner.steps[-1].seeds) == seeds
+        assert (plan.arms["untied"].steps["tokens"] == 30) == has_all_steps
+        assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes or minutes == 99
+    with pytest.raises(UserError, match=r"^ablation\.minutes=0\.1: expected .* or more, for 5 seeds"):
+        planner.plan(minutes=0.1, **question)
+    planned = plan_json(plan, planner.steps[-1], (0.01, "out"))
+    assert (planned["runs"]["missing"], planned["fitted"]["of_seeds"]) == (10, 8)
+    assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
 
 
 # --- the time of a step

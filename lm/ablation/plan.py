@@ -374,7 +374,7 @@ def _fit(config: AblationConfig, arms: Sequence[Arm], workers: int) -> dict[str,
     if share < 0.1:
         expected = f"{needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"
         raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
-    return {"seeds": n, "of_seeds": len(config.seeds), "steps": max(1, round(share * steps)), "of_steps": steps}
+    return {"seeds": n, "of_seeds": len(config.seeds), "steps": max(1, int(share * steps)), "of_steps": steps}
 
 
 def set_steps(config: AblationConfig, arms: Arms) -> None:
