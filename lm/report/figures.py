@@ -87,8 +87,8 @@ class LineStyle:
 def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
     """The same in all figures of a report. A colour that comes again has other dashes and another marker.
 
-    >>> first, *_, ninth = line_styles(range(9)).values()
-    >>> first.color == ninth.color, first.linestyle == ninth.linestyle, first.marker == ninth.marker
+    >>> first, *others, last = line_styles(range(11)).values()
+    >>> first.color == last.color, first.linestyle == last.linestyle, first.marker == last.marker
     (True, False, False)
     """
     n = len(COLOURS)
