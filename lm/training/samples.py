@@ -58,14 +58,18 @@ def is_copied(text: str, data: TextData) -> bool:
 
     Ids are compared, as bytes: to decode the training text would take many times as long.
     """
-    tokenizer, ids, begin = data.tokenizer, data.tokenizer.encode(text), 0
+    tokenizer, ids, begin, absent = data.tokenizer, data.tokenizer.encode(text), 0, -1
     searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
     for end in range(1, len(ids) + 1):
         while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
             begin += 1  # the shortest stretch that ends here
-        stretch = np.array(ids[begin:end], data.train.dtype).tobytes()
-        if len(tokenizer.decode(ids[begin:end])) > COPIED and stretch in searched:
-            return True
+        if begin > absent and len(tokenizer.decode(ids[begin:end])) > COPIED:
+            for start in ((begin + end) // 2, begin):  # a half that is not there tells of all stretches around it
+                if np.array(ids[start:end], data.train.dtype).tobytes() not in searched:
+                    absent = start
+                    break
+            else:
+                return True
     return False
 
 
