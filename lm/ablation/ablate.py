@@ -97,13 +97,13 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
     """Link the files of the run from another ablation of the series that has finished it under the same hash."""
     kind, name = run.run_dir.split("/")
     partial = run.files.run_dir.with_name(f".partial-{name}")
-    for folder in folders:
-        for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"):
-            with suppress(OSError):  # of another file system, or the run has begun here
-                shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(path.parent, partial, copy_function=os.link)
-                partial.rename(run.files.run_dir)
-                return True
+    found = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
+    for path in found if not run.files.run_dir.exists() else ():  # else it has begun here
+        with suppress(OSError):  # of another file system
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(path.parent, partial, copy_function=os.link)
+            partial.rename(run.files.run_dir)
+            return True
     return False
 
 

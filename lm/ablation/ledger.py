@@ -216,8 +216,9 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
             seeds, tuning_seeds = ([next(fresh) for _ in own] for own in (record.seeds, record.tune.seeds))
         except StopIteration:
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used") from None
+    steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    asked = {key: value for key, value in question_of(record).items() if key not in ("contrasts", "futility")}
+    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": name,
@@ -226,7 +227,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base,
-        "overrides": [*record.common, *record.overrides],
+        "overrides": [*record.common, *record.overrides, *steps],
     }
 
 
