@@ -20,7 +20,7 @@ from scipy import stats
 
 from lm.ablation.compose import compose_arms
 from lm.ablation.contrasts import decimals
-from lm.ablation.record import EARLIER_KEYS, read_record, write_record
+from lm.ablation.record import EARLIER, read_record, write_record
 from lm.ablation.response_surface import combine_regrets
 from lm.ablation.results import read_results
 from lm.ablation.statistics import TuningVariance
@@ -118,7 +118,7 @@ def test_records_that_are_read_and_written_stay_the_same_but_for_what_was_remove
         assert read_record(tmp_path) == record, name
         before, after = (json.loads((path / "ablation.json").read_text()) for path in (DOCS / name, tmp_path))
         unchanged = (
-            before.keys() - {"runs", "trials", "contrasts", "tune"} - {key.partition(".")[0] for key in EARLIER_KEYS}
+            before.keys() - {"runs", "trials", "contrasts", "tune"} - {key.partition(".")[0] for key in EARLIER}
         )
         assert {key: after[key] for key in unchanged} == {key: before[key] for key in unchanged}, name
         assert after["pairs"] == before["contrasts"], name

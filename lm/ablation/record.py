@@ -23,7 +23,7 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
-EARLIER_KEYS = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
+EARLIER = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
 BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
 FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
 
@@ -135,7 +135,7 @@ def of_today(content: dict[str, Any]) -> dict[str, Any]:
 
     Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
     """
-    for key in EARLIER_KEYS:
+    for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
     if "pairs" in content:
