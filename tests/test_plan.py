@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +180,34 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
         assert len(planner.steps[-1].seeds) == seeds
         assert (plan.arms["untied"].steps["tokens"] == 30) == has_all_steps
         assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes or minutes == 99
+    other = {"base": ["trainer.max_steps=8"], "budgets": ["tokens", "flops"], "futility": 5}
+    tuned = {"tune": TuneConfig(trials=9, factor=2.0, hyperparameters=["optim.lr"], seeds=[1000])}
+    for minutes, changes, seeds in ((5, other, 6), (9, tuned, 5)):
+        plan = planner.plan(minutes=minutes, **question | changes)
+        assert len(planner.steps[-1].seeds) == seeds
+        assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes
+    plan = planner.plan(minutes=2, **question)
     with pytest.raises(UserError, match=r"^ablation\.minutes=0\.1: expected .* or more, for 5 seeds"):
         planner.plan(minutes=0.1, **question)
     planned = plan_json(plan, planner.steps[-1], (0.01, "out"))
     assert (planned["runs"]["missing"], planned["fitted"]["of_seeds"]) == (10, 8)
     assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
+
+
+def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(arms: Any) -> None:
+        for arm in arms:
+            arm.seconds_per_step = next(seconds)
+
+    monkeypatch.setattr("lm.ablation.plan.measure", measure)
+    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
+    changes: list[tuple[int, list[str]]] = [(8, []), (8, []), (9, []), (8, ["trainer.max_steps=20"])]
+    fits = []
+    for second, (n, overrides) in zip((1.0, 2.0, 1.0, 1.0), changes, strict=True):
+        seconds = repeat(second)
+        results = lab.run(minutes=4, seeds=[*range(n)], overrides=overrides)
+        fits.append((len(results.record.seeds), results.record.fitted["steps"], results.record.fitted["of_seeds"]))
+    assert fits == [(6, 30, 8), (6, 30, 8), (6, 30, 9), (8, 20, 8)]
 
 
 # --- the time of a step

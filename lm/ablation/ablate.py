@@ -96,13 +96,14 @@ def ablate(
 def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
     """Link the files of the run from another ablation of the series that has finished it under the same hash."""
     kind, name = run.run_dir.split("/")
-    partial = run.files.run_dir.with_name(f".partial-{name}")
+    copy = run.files.run_dir.parents[1] / ".partial"
     found = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
     for path in found if not run.files.run_dir.exists() else ():  # else it has begun here
         with suppress(OSError):  # of another file system
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(path.parent, partial, copy_function=os.link)
-            partial.rename(run.files.run_dir)
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(path.parent, copy, copy_function=os.link)
+            run.files.run_dir.parent.mkdir(exist_ok=True)
+            copy.rename(run.files.run_dir)
             return True
     return False
 

@@ -246,7 +246,6 @@ EXECUTORS: dict[str, type[Executor]] = {
 
 MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
-log = logging.getLogger(__name__)
 
 
 def execute(

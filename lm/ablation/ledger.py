@@ -50,9 +50,9 @@ def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool)
     Returns in words how often they were asked before, elsewhere or in a folder that was deleted; empty if never.
     """
     rows = [_row(ASKED, record, folder, arm, budget) for arm in record.asked() for budget in record.budgets]
-    one = ("event", "question", "arm", "budget")  # line of each time that the question was asked
+    keys = ("event", "question", "arm", "budget")  # of a line of each time that the question was asked
     with _locked(path):
-        before = [row for row in read_ledger(path) if all(row[key] == rows[0][key] for key in one)]
+        before = [row for row in read_ledger(path) if all(row[key] == rows[0][key] for key in keys)]
         places = [(row["folder"], row["seeds"]) for row in before]
         if not is_new and (rows[0]["folder"], rows[0]["seeds"]) in places:
             return ""
@@ -99,10 +99,10 @@ def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
     """
     folders = [Path(row["folder"]) for row in read_ledger(path)[::-1] if row["event"] == ENDED]
     others = (read_results(folder) for folder in dict.fromkeys(folders) if (folder / FILE).exists())
-    for known in chain([results], others):
-        sds = known.contrasts["sd"].dropna()
-        if known.record.metric == results.record.metric and len(sds):
-            return float(sds.median()), str(known.folder)
+    for ablation in chain([results], others):
+        sds = ablation.contrasts["sd"].dropna()
+        if ablation.record.metric == results.record.metric and len(sds):
+            return float(sds.median()), str(ablation.folder)
     return None
 
 

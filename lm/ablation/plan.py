@@ -309,8 +309,8 @@ def make_plan(
     base: RunConfig | None,
     before: AblationRecord | None,
     reader: RunReader,
-    threads: int = 1,
-    workers: int = 1,
+    threads: int,
+    workers: int,
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
     earlier call. Raises UserError for what the user can mend.
@@ -325,16 +325,15 @@ def make_plan(
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
+    set_steps(ablation, arms)
     fitted = dict[str, int]()
     if ablation.minutes is not None:
-        every = [*arms.values(), *filter(None, [base_arm])]
-        measure(every)
-        is_same = record.minutes == ablation.minutes
-        fitted = (is_same and record.fitted) or _fit(ablation, every, workers)
+        measure([*arms.values(), *filter(None, [base_arm])])
+        fitted = _fit(ablation, arms, base_arm, record, workers)
         ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
         for arm in arms.values():
-            arm.steps["own"] = fitted["steps"]
-    set_steps(ablation, arms)
+            arm.steps["own"] = max(1, arm.steps["own"] * fitted["steps"] // fitted["of_steps"])
+        set_steps(ablation, arms)
     asked = replace(
         record,
         **question_of(ablation),
@@ -355,26 +354,38 @@ def make_plan(
     return Plan(ablation, arms, base_arm, reader, asked, record)
 
 
-def _fit(config: AblationConfig, arms: Sequence[Arm], workers: int) -> dict[str, int]:
-    """How many seeds and steps take the minutes of a question: fewer seeds first, to FEW_SEEDS, then fewer steps.
+def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:
+    """How many seeds, and steps of the baseline, take the minutes of a question: fewer seeds first, to FEW_SEEDS, then
+    fewer steps. An earlier answer to the same question holds: other timings would give its runs other names.
 
     Raises UserError if there is no time for a tenth of the steps.
     """
-    minutes, n, steps = float(config.minutes or 0), len(config.seeds), arms[0].steps["own"]
-    trials = config.tune.trials * len(config.tune.seeds)
+    minutes, steps = float(config.minutes or 0), arms[config.root(config.baseline)].steps["own"]
+    asked = {"of_seeds": len(config.seeds), "of_steps": steps}
+    if record.minutes == minutes and asked.items() <= record.fitted.items():
+        return record.fitted
+    n_trials = config.tune.trials * len(config.tune.seeds)
 
     def needed(n: int, share: float) -> float:
-        runs = n * len(config.budgets) + trials
-        return sum(runs * (STARTUP_SECONDS + arm.seconds(round(share * steps))) for arm in arms) / workers / 60
+        seconds = 0.0
+        for arm in arms.values():
+            lengths = [round(share * arm.steps[budget]) for budget in config.budgets]
+            seconds += n * sum(STARTUP_SECONDS + arm.seconds(length) for length in {*lengths})
+            seconds += n_trials * (STARTUP_SECONDS + arm.seconds(lengths[0]))
+        if base:
+            bases = n + (len(config.tune.seeds) if n_trials else 0)
+            seconds += bases * (STARTUP_SECONDS + base.seconds(base.steps["own"]))
+        return seconds / workers / 60
 
-    while n > FEW_SEEDS and needed(n, 1.0) > minutes:
+    n, few = len(config.seeds), max(FEW_SEEDS, (config.futility or 0) + 1)
+    while n > few and needed(n, 1.0) > minutes:
         n -= 1
     least = needed(n, 0.0)
     share = min(1.0, (minutes - least) / (needed(n, 1.0) - least))
     if share < 0.1:
         expected = f"{needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"
         raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
-    return {"seeds": n, "of_seeds": len(config.seeds), "steps": max(1, int(share * steps)), "of_steps": steps}
+    return {"seeds": n, **asked, "steps": max(1, int(share * steps))}
 
 
 def set_steps(config: AblationConfig, arms: Arms) -> None:
