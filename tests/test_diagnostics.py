@@ -18,7 +18,7 @@ from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import build
-from tests.helpers.runs import column, outcome, rows, short_run, small_run
+from tests.helpers.runs import column, compiles, outcome, rows, short_run, small_run
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
@@ -179,7 +179,7 @@ def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
+@compiles
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
 def test_a_compiled_model_is_measured_too(text_file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     request.addfinalizer(torch.compiler.reset)  # compiled code of a model with hooks must not reach other tests

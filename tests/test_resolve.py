@@ -142,6 +142,22 @@ def test_auto_chooses_the_faster_loss() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "compiled"),
+    [
+        ({}, False),
+        ({"compile": True}, True),
+        ({"max_steps": 10**9}, True),
+        ({"max_steps": 10**9, "compile": False}, False),
+        ({"max_steps": 10**9, "devices": 2}, False),
+        ({"max_minutes": 10.0}, True),
+        ({"max_minutes": 9.9}, False),
+    ],
+)
+def test_long_runs_are_compiled_by_what_is_asked(changes: dict[str, Any], compiled: bool) -> None:
+    assert resolve(change(CPU, **changes), 257).compile is compiled
+
+
+@pytest.mark.parametrize(
     ("model", "seq_len"),
     [(ModelConfig(d_model=65536, n_heads=512), 32), (ModelConfig(d_model=16384, n_heads=128, d_ff=16384), 1_000_000)],
     ids=["parameters", "activations"],

@@ -30,6 +30,7 @@ from tests.helpers.runs import (
     MUON,
     change,
     checkpoints,
+    compiles,
     composed,
     exit_code,
     finish,
@@ -50,11 +51,13 @@ MIDTRAINING = HeadConfig(
 )
 UNTIED, UNTYING = "untied, AdamW, diagnostics, samples", "untied in mid-training, AdamW"
 DOCUMENTS = "tied, Muon, bf16, documents in a new order in each epoch"
+COMPILED = "untied in mid-training, compiled, average of the weights, documents apart"
 BEST = "untied in mid-training, Muon, best model of an average of the weights, ends by patience"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     UNTIED: {"diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.85, "prompts": ["def "]},
     UNTYING: {"head": MIDTRAINING, "prompts": ["def "]},
     DOCUMENTS: {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
+    COMPILED: {"head": MIDTRAINING, "optim": replace(MUON, ema=0.5), "compile": True},
     BEST: {
         "head": MIDTRAINING,
         "optim": replace(MUON, lr=0.05, adam_lr=0.03, warmup_steps=2, decay="constant", ema=0.5),
@@ -66,7 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and a
 def cases(*rows: Any) -> list[Any]:
     """Cases of a test, which begin with a variant; those of some variants are slow."""
     rows = [row if isinstance(row, tuple) else (row,) for row in rows]
-    return [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in (DOCUMENTS, BEST))) for row in rows]
+    marks = {DOCUMENTS: [pytest.mark.slow], BEST: [pytest.mark.slow], COMPILED: [pytest.mark.nightly, compiles]}
+    return [pytest.param(*row, marks=marks.get(row[0], [])) for row in rows]
 
 
 Runs = Callable[..., RunConfig]
@@ -96,6 +100,7 @@ def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         if variant not in runs:
             run_of_variant = overfitting_run if variant == BEST else small
             run = run_of_variant(text_file, tmp_path_factory.mktemp("whole") / "run", **VARIANTS[variant])
+            run = replace(run, data=replace(run.data, document_mask=True)) if variant == COMPILED else run
             runs[variant] = shuffled(run) if variant == DOCUMENTS else run
             train(runs[variant])
         return runs[variant]
@@ -129,7 +134,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 # --- stopped and resumed
 
 
-@pytest.mark.parametrize("variant", cases(UNTYING, DOCUMENTS, BEST))
+@pytest.mark.parametrize("variant", cases(UNTYING, DOCUMENTS, BEST, COMPILED))
 def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path, variant: str) -> None:
     """So does UNTIED where its disk is full, and UNTYING where it resumes from step 15."""
     run = change(whole(variant), run_dir=str(tmp_path / "run"))

@@ -1,7 +1,7 @@
 """What is said on the command line and in the file of an ablation, as a configuration for each arm."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lm.config import RunConfig, UserError, require
@@ -41,7 +41,7 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose) -> 
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            runs[name] = compose([*(common | own).values()])
+            runs[name] = _not_by_length(compose([*(common | own).values()]))
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
@@ -66,7 +66,7 @@ def compose_base(
     with error_prefix("ablation.base"):
         for key in own.keys() & {*RESERVED, "init_from"}:
             raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
-        base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
+        base = _not_by_length(compose([*(_by_key([*config.overrides, *typed]) | own).values()]))
         base.check_init()
     _check_lengths({"ablation.base": flat(asdict(base))})
     base_settings = flat(asdict(base))
@@ -79,6 +79,11 @@ def compose_base(
                     f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
                 )
     return base
+
+
+def _not_by_length(run: RunConfig) -> RunConfig:
+    """A run that is compiled only if that is asked for: all runs of an ablation round alike, whatever their length."""
+    return replace(run, compile=False) if run.compile == "auto" else run
 
 
 def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:

@@ -133,7 +133,7 @@ def _similar(key: str, value: str, kinds: Kinds) -> list[str]:
 def _assigned(key: str, value: str, kinds: Kinds) -> str:
     if key == "data.path":
         return text_settings(value)
-    if kinds[key] is bool and value not in ("true", "false"):
+    if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"  # of a flag, which what follows need not belong to
     is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
     return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")

@@ -27,7 +27,7 @@ RUNTIME = (
 # Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
 # Settings that `lm.training.resolve` fills in by the machine.
-RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
+RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "compile", "threads")
 # What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
 # recipe and the scales of its head suit tokens of its own kind.
 REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}

@@ -131,7 +131,7 @@ class RunConfig:
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
-    compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
+    compile: bool | str = "auto"  # torch.compile: true, false, or auto, in long runs; see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
     plan_only: bool = False  # say what the run would take, and train nothing
     typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
@@ -140,6 +140,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
+        require(self.compile in (True, False, "auto"), f"compile={self.compile}", "true, false or auto")
         require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         require_min(1, "", self, "max_tokens", "threads")
         require_seed(self.seed)

@@ -1,9 +1,10 @@
 """What a run will take, before it is trained: its size, its memory and its time on this machine."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,7 @@ from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.state import checkpoints, step_of
 
 TIMED_STEPS = 10
+log = logging.getLogger(__name__)
 
 
 def forecast(run: RunConfig) -> dict[str, Any] | None:
@@ -38,15 +40,14 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     directory = RunDirectory(Path(run.run_dir or default_directory(run, config_hash(run, *hashes.values()))))
     if directory.result.exists():
         return None
-    resolved = resolve(run, vocab_size)
-    check_memory(resolved, vocab_size)
+    resolved = decide(replace(run, compile=directory.begun_with().get("compile", run.compile)), data)
     done = max(map(step_of, checkpoints(directory.checkpoints)), default=0)
     if done:
         directory.check_same_run(asdict(resolved) | hashes)
     done = done if run.checkpoint.resume else 0
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
-    first, seconds = _seconds_of_steps(run, data)
+    first, seconds = _seconds_of_steps(resolved, data)
     steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
     return {
         "run_dir": str(directory.path),
@@ -61,6 +62,26 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
         "least_bytes": least_bytes(resolved, vocab_size),
         "seconds": max(first - seconds, 0) + (steps - done) * seconds,
     }
+
+
+def decide(run: RunConfig, data: TextData) -> RunConfig:
+    """The run as it is trained here: resolved, and without a compiler that compile=auto has chosen and that fails.
+
+    A step is compiled on a copy of the model, so that no number of the run moves. Raises UserError for what this
+    machine cannot do.
+    """
+    vocab_size = data.tokenizer.vocab_size
+    resolved = resolve(run, vocab_size)
+    check_memory(resolved, vocab_size)
+    if run.compile != "auto" or not resolved.compile:
+        return resolved
+    log.info("compile=auto: so long a run is compiled first, which takes up to a minute")
+    try:
+        bare_step(resolved, vocab_size, 0, 1)()
+    except Exception as error:  # whatever a compiler raises: what is wrong with the run itself will be raised again
+        log.warning("compile=auto: %s; the steps are not compiled", str(error).splitlines()[0])
+        return resolve(replace(run, compile=False), vocab_size)
+    return resolved
 
 
 def steps_of_minutes(run: RunConfig, data: TextData) -> int:

@@ -19,6 +19,10 @@ from lm.training.loss import resolve_loss
 # tensors (B, T, d_ff) kept for backward
 FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "silu": 2, "swiglu": 4}
 
+# Of a run whose steps are compiled, by device: about ten minutes on two cores, and on a fast GPU. See is_compiled.
+LONG_FLOPS = {"cpu": 1e14, "cuda": 1e17}
+LONG_MINUTES = 10
+
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     """The run with every `auto` decided for this machine. Raises UserError for what this machine cannot do."""
@@ -36,7 +40,25 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
     trainer = replace(trainer, accelerator=device, precision=precision, max_steps=run.steps)
     run = replace(run, trainer=trainer, threads=count_threads(run.threads))
+    run = replace(run, compile=is_compiled(run, vocab_size))
     return replace(run, loss=resolve_loss(run, vocab_size))
+
+
+def is_compiled(run: RunConfig, vocab_size: int) -> bool:
+    """Whether the steps of a run with a device are compiled; auto: where it is so long that this pays.
+
+    What is asked decides, not a clock or the compiler's cache, for compiled steps round otherwise: the same command
+    gives the same numbers. A token takes about 6 FLOPs for each parameter (Kaplan et al., 2020).
+    """
+    if run.compile != "auto":
+        return bool(run.compile)
+    if run.trainer.world_size > 1 or run.trainer.accelerator not in LONG_FLOPS:
+        return False
+    if run.max_minutes is not None:
+        return run.max_minutes >= LONG_MINUTES
+    with torch.device("meta"):
+        net = build_model(run, vocab_size)
+    return 6 * n_params(net) * run.steps * run.tokens_per_step >= LONG_FLOPS[run.trainer.accelerator]
 
 
 def _check_torchrun(world_size: int) -> None:

@@ -88,6 +88,10 @@ class RunDirectory:
         with reading(self.config):
             return read_yaml(self.config)
 
+    def begun_with(self) -> dict[str, Any]:
+        """The settings of the run that has checkpoints here; {} if there are none."""
+        return self.read_config() if any(self.checkpoints.glob("step-*.ckpt")) else {}
+
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 

@@ -28,12 +28,12 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
-from lm.training.forecast import steps_of_minutes
+from lm.training.forecast import decide, steps_of_minutes
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import MIN_PEAK_LR_FACTOR, lr_factor, peak_lr_factor
 from lm.training.progress import Progress, shows_bar
-from lm.training.resolve import build_model, check_memory, least_bytes, resolve
+from lm.training.resolve import build_model, least_bytes
 from lm.training.result import build_result, final_model, save_unfinished, size_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, last_samples
@@ -76,30 +76,25 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
-        run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
-    check_memory(run, data.tokenizer.vocab_size)
-    if run.max_minutes is not None:
-        run = _with_steps(run, directory, settings, data)
+        begun, steps = directory.begun_with(), None
+        if begun:  # what was decided then holds
+            with reading(directory.config):
+                run, steps = replace(run, compile=begun["compile"]), int(begun["trainer"]["max_steps"])
+        run = decide(run, data)  # this machine may lack what the run was begun with
+        if run.max_minutes is not None:
+            settings["max_minutes"] = run.max_minutes
+            trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
+            run = replace(run, max_minutes=None, trainer=trainer)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
         return directory.path, directory.read_result() or _fit(run, directory, settings, data)
-
-
-def _with_steps(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> RunConfig:
-    """The run of max_minutes as one of steps: those that its directory says, or as many as take so long here."""
-    settings["max_minutes"], saved, steps = run.max_minutes, directory.read_config(), None
-    if saved.get("config_hash") == settings["config_hash"]:
-        with reading(directory.config):
-            steps = int(saved["trainer"]["max_steps"])
-    trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
-    return replace(run, max_minutes=None, trainer=trainer)
 
 
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
     first = is_first_process(run.trainer.world_size)
     settings = without_verbs(asdict(run)) | {"run_dir": str(directory.path), "init_record": None} | settings
-    saved = directory.read_config() if checkpoints(directory.checkpoints) else {}
+    saved = directory.begun_with()
     if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
         directory.check_same_run(settings)
         settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first

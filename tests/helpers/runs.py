@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lm.cli.compose import compose
 from lm.config import (
     CheckpointConfig,
@@ -28,6 +30,8 @@ from lm.config import (
 
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes
 MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4, warmup_steps=5)
+
+compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 
 
 def change(run: RunConfig, **changes: Any) -> RunConfig:
