@@ -103,7 +103,7 @@ def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
     assert frame.alpha.tolist() == [0.025] * 3  # also where one seed is tested
     row = contrasts(runs(LOSSES), **looks).loc["b"]
     assert (row.ci_low, row.ci_high) == interval(row.differences, 1 - row.alpha)
-    assert "(97.5 % CI" in row.sentence
+    assert "97.5 % CI" in row.sentence
 
 
 def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
@@ -121,7 +121,7 @@ def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
 
 LETTERS = {"n": "diverged", "f": "failed", "k": "killed", "m": "missing"}
 ENDS = [  # of a and of b, seed by seed (d: done), the verdict on b, what its sentence says
-    ("dddddddd", "dddddddd", "better", ["b is better than a: -0.0", "8 seeds"]),
+    ("dddddddd", "dddddddd", "better", ["b is better than a: 4.5 % lower perplexity (-0.0", "8 seeds"]),
     ("dddddddd", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 0 of 8", "7 seeds that both finished"]),
     ("dddddddn", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 1 of 8"]),
     ("dddddddd", "dddddddk", "better", ["7 seeds"]),  # killed from outside: lost at random
@@ -168,6 +168,16 @@ def test_a_weighted_sum_is_judged_and_changes_no_other_comparison() -> None:
     pd.testing.assert_frame_equal(frame[:2], contrasts(runs(LOSSES), **CHAIN))
 
 
+def test_weighted_sums_of_the_same_arms_are_comparisons_of_their_own() -> None:
+    sums = {"bend": BEND, "last": {"c": 2.0, "b": -1.0, "a": -1.0}, "both": {"c": 1.0, "b": 1.0, "a": -2.0}}
+    together = contrasts(runs(LOSSES), contrasts=sums, **CHAIN)
+    for name, weights in sums.items():
+        alone, row = contrasts(runs(LOSSES), contrasts={name: weights}, **CHAIN).loc[name], together.loc[name]
+        assert (row.mean_difference, row.p) == (pytest.approx(np.mean(row.differences)), alone.p)
+        assert row.p_adjusted >= alone.p_adjusted
+    assert together.loc[[*sums]].p_adjusted.min() == 3 * together.loc[[*sums]].p.min()
+
+
 @pytest.mark.parametrize(
     ("arm", "weights", "verdict"),
     [
@@ -199,9 +209,9 @@ def test_an_arm_that_was_stopped_is_undecided_and_stays_in_its_family() -> None:
     frame = contrasts(runs(LOSSES), stopped=["b"], futility=2)
     row = frame.loc["b"]
     assert (row.verdict, row.undecided_by, row.seeds, row.lost_seeds) == ("undecided", "futility", [0, 1], [])
-    assert "stopped: not ahead after 2 seeds: -0.0" in row.sentence
+    assert "stopped (not ahead after 2 seeds): 4.4 % lower" in row.sentence
     assert (frame.loc["c"].p_adjusted, row.p_adjusted) == (2 * alone.p, 1.0)
-    assert "after 1 seed: -0.0" in contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"].sentence
+    assert "after 1 seed): 4.9 % lower" in contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"].sentence
 
 
 def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:
@@ -228,7 +238,7 @@ DIVERGED = LOSSES | {"b": ["diverged"] * 8}
 @pytest.mark.parametrize(
     ("values", "failed", "verdict", "reason", "words"),
     [
-        (LOSSES, {"a": "edge"}, "undecided", "edge", "the best settings of a lie beyond what was tried: -0.04"),
+        (LOSSES, {"a": "edge"}, "undecided", "edge", "the best settings of a lie beyond what was tried: 4.5 % lower"),
         (LOSSES, {"b": "edge"}, "better", None, "b is better than a"),  # it would gain more
         (LOSSES, {"c": "edge"}, "better", None, "b is better than a"),
         (SAME, {}, "equivalent", None, "equivalent"),
@@ -236,7 +246,7 @@ DIVERGED = LOSSES | {"b": ["diverged"] * 8}
         (SAME, {"b": "edge", "a": "edge"}, "undecided", "edge", "of a and b lie"),
         (DIVERGED, {}, "undecided", None, "b diverged on 8 of 8 seeds"),
         (DIVERGED, {"b": "divergence"}, "undecided", "divergence", "no setting was found with which b trains"),
-        (LOSSES, {"a": "divergence"}, "undecided", "divergence", "with which a trains: -0.04"),
+        (LOSSES, {"a": "divergence"}, "undecided", "divergence", "with which a trains: 4.5 % lower"),
         (DIVERGED, {"a": "divergence", "b": "divergence"}, "undecided", "divergence", "with which a and b trains"),
         (LOSSES | {"b": ["failed", *LOSSES["b"][1:]]}, {}, "undecided", "survivors", "b failed on seed 0"),
     ],

@@ -14,7 +14,6 @@ from lm.ablation import figures
 from lm.ablation.overview import folders, write_overview
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
-from lm.ablation.sentences import sentences
 from lm.ablation.views import curve_table, curves_shown
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.report.figures import line_styles
@@ -64,9 +63,7 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
     assert {(row[0], row[2]) for row in page.tables[1][1:]} == both | {("untied", "tokens"), ("untied", "FLOPs")}
     first = page.text.partition("Comparisons arm")[0]
     assert "Results so far:" in first
-    for sentence, verdict in zip(sentences(read_results(full)), found["verdict"], strict=True):
-        assert sentence in first
-        assert verdict.partition("CI ")[2].partition(",")[0] == sentence.partition("CI ")[2].partition(",")[0]
+    assert [sentence for sentence in found["verdict"] if sentence not in first] == []
     assert "% higher perplexity (+0.0" in first
     told = [warning["summary"] for warning in found["warnings"]]
     assert [summary for summary in told if summary not in first] == []

@@ -4,9 +4,8 @@ A difference is a sum of the arms' metrics with weights, paired by seed: 1 for a
 such as an interaction, which is a difference of differences, have weights of their own.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -14,12 +13,13 @@ import pandas as pd
 
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import ALPHA, Comparison, TuningVariance, judge, t_quantile
+from lm.ablation.sentences import sentence
+from lm.ablation.statistics import ALPHA, Comparison, TuningVariance, judge
 from lm.config.ablation import METRICS, weighted_sum
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-INTERNAL = ("sides", "weights", "runs", "failed_arms", "is_stopped")  # no columns
+INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped")  # no columns
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class Paired:
     is_stopped: bool  # after `futility` seeds, for it was not ahead
     weights: dict[str, float]
     sides: tuple[str, str]  # what is compared with what, in words
-    runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
+    key: str  # weights and runs: the same under several budgets that the same runs serve, which are one comparison
 
 
 @dataclass(kw_only=True)
@@ -57,9 +57,12 @@ class Contrast(Paired, Comparison):
     undecided_by: str | None = None
     failed_arms: list[str] = field(default_factory=list)  # whose searches have undone a verdict
 
-    def row(self) -> dict[str, Any]:
+    def row(self, record: AblationRecord) -> dict[str, Any]:
         shown = {key: value for key, value in vars(self).items() if key not in INTERNAL}
-        return shown | {"sentence": verdict_sentence(self, METRICS[self.metric][1])}
+        return shown | {"sentence": sentence(self, record)}
+
+
+NUMBERS = {item.name: float for item in fields(Contrast) if item.type == float | None}  # a missing one is NaN
 
 
 def compare(
@@ -80,13 +83,13 @@ def compare(
     members = [_paired(record, runs, budget, own) for budget in record.budgets for own in weights]
     sums = record.contrasts.items()
     members += [_paired(record, runs, budget, own, name) for budget in record.budgets for name, own in sums]
-    tunings = {member.runs: combine_regrets(member.weights, regrets) for member in members}
+    tunings = {member.key: combine_regrets(member.weights, regrets) for member in members}
     tested = {family: _tested(record, family, members, tunings) for family in FAMILIES}
     contrasts = [
-        _contrast(member, tested[member.family][member.runs], regrets, bool(tunings[member.runs]), failed_searches)
+        _contrast(member, tested[member.family][member.key], regrets, bool(tunings[member.key]), failed_searches)
         for member in members
     ]
-    return pd.DataFrame([contrast.row() for contrast in contrasts])
+    return pd.DataFrame([contrast.row(record) for contrast in contrasts]).astype(NUMBERS)
 
 
 def level_of(record: AblationRecord) -> float:
@@ -131,7 +134,7 @@ def _paired(
         is_stopped=not name and arm in record.stopped,
         weights=weights,
         sides=sides,
-        runs=" ".join(run_dir for rows in of_arm.values() for run_dir in rows.run_dir) or f"{sides} {budget}",
+        key=f"{weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
     )
 
 
@@ -148,14 +151,14 @@ def _sides(weights: Mapping[str, float]) -> tuple[str, str]:
 def _tested(
     record: AblationRecord, family: str, members: Sequence[Paired], tunings: Mapping[str, TuningVariance | None]
 ) -> dict[str, Comparison]:
-    own = {member.runs: member for member in members if member.family == family}
+    own = {member.key: member for member in members if member.family == family}
     return judge(
-        {runs: member.differences for runs, member in own.items()},
+        {key: member.differences for key, member in own.items()},
         record.equivalence_margin,
         METRICS[record.metric][0],
-        {runs: tuning for runs, tuning in tunings.items() if tuning and runs in own},
+        {key: tuning for key, tuning in tunings.items() if tuning and key in own},
         level_of(record),
-        {runs for runs, member in own.items() if member.is_stopped},
+        {key for key, member in own.items() if member.is_stopped},
     )
 
 
@@ -204,114 +207,3 @@ def _undone(member: Paired, verdict: str, failed_searches: Mapping[str, str]) ->
         "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
     }
     return next(((reason, sorted(blamed)) for reason, blamed in reasons.items() if blamed), None)
-
-
-# --- a verdict in words
-
-
-def decimals(margin: float) -> int:
-    """Decimals with which a difference is printed: two more than the equivalence margin has."""
-    return max(0, 2 - math.floor(math.log10(margin)))
-
-
-def digits_of(row: Any) -> int:
-    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean.
-
-    >>> digits_of({"equivalence_margin": None, "mean_difference": 80.0, "ci_low": 78.0, "ci_high": 82.0})
-    2
-    """
-    margin, *ends = (row[key] for key in ("equivalence_margin", "ci_low", "ci_high"))
-    mean, low, high = (0.0 if pd.isna(x) else x for x in (row["mean_difference"], *ends))
-    return decimals(margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
-
-
-def percent(level: float) -> str:
-    """A confidence level, to a tenth.
-
-    >>> percent(0.95), percent(0.97888)
-    ('95 %', '97.9 %')
-    """
-    return f"{100 * level:.3g} %"
-
-
-def verdict_sentence(contrast: Contrast, unit: str) -> str:
-    """The verdict of a contrast in a sentence, with the seeds that it had to leave out for a reason."""
-    sentence, undecided = _difference_sentence(contrast, unit), _undecided(contrast)
-    if not (contrast.diverged or contrast.broken):
-        return sentence
-    rest = ""
-    if contrast.mean_difference is not None:
-        which = f"{'all' if contrast.family == 'interaction' else 'both'} finished"
-        seeds = f"{contrast.n_seeds} seed{'s' * (contrast.n_seeds > 1)} that {which}"
-        digits = digits_of(vars(contrast))
-        rest = f"; on the {seeds} the difference is {contrast.mean_difference:+z.{digits}f} {unit}"
-    if contrast.verdict == "undecided" and rest:
-        return f"{undecided}: {_missing(contrast)}{rest}."
-    return f"{sentence} {_missing(contrast)}."
-
-
-def _undecided(contrast: Contrast) -> str:
-    """Without a full stop: that a comparison is undecided, and whose search has failed if that is the reason."""
-    (arm, baseline), reason = contrast.sides, ""
-    if contrast.undecided_by == "divergence":
-        reason = f", for no setting was found with which {' and '.join(contrast.failed_arms)} trains"
-    if contrast.undecided_by == "edge":
-        reason = f", for the best settings of {' and '.join(contrast.failed_arms)} lie beyond what was tried"
-    if contrast.undecided_by == "futility":
-        reason = f", for it was stopped: not ahead after {contrast.n_planned} seed{'s' * (contrast.n_planned > 1)}"
-    return f"{arm} compared with {baseline} is undecided{reason}"
-
-
-def _difference_sentence(contrast: Contrast, unit: str) -> str:
-    """A verdict in words. Confidence intervals (CI) are not corrected for the number of comparisons.
-
-    Differences are signed: arm minus baseline. Equivalence leaves 5 % for each side, so its CI is that of 90 %; where
-    looks are planned, each leaves the level of a look.
-    """
-    arm, baseline = contrast.sides
-    mean, low, high, margin = contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.equivalence_margin
-    digits, undecided = digits_of(vars(contrast)), _undecided(contrast)
-    if mean is None:
-        return f"{undecided}: no seed has finished in both."
-    if low is None and contrast.undecided_by == "futility":
-        return f"{undecided}: {mean:+z.{digits}f} {unit}."
-    if low is None or high is None:
-        return f"{undecided}: {mean:+z.{digits}f} {unit} with one seed, which gives no confidence interval."
-
-    def with_interval(level: float, low: float, high: float) -> str:
-        ends = f"{percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}"
-        return f"{mean:+z.{digits}f} {unit} ({ends}, {contrast.n_seeds} seeds)"
-
-    difference = with_interval(1 - contrast.alpha, low, high)
-    if contrast.verdict in ("better", "worse"):
-        return f"{arm} is {contrast.verdict} than {baseline}: {difference}."
-    if contrast.verdict == "equivalent":
-        error = math.sqrt((contrast.sd or 0.0) ** 2 / contrast.n_seeds + contrast.tuning_sd**2)
-        half = t_quantile(1 - contrast.alpha, contrast.df or 1) * error
-        difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
-        return f"{arm} and {baseline} are equivalent: {difference}, within the equivalence margin of ±{margin:g}."
-    if contrast.undecided_by in ("divergence", "edge", "futility"):
-        return f"{undecided}: {difference}."
-    if low * high > 0:
-        difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {_advice(contrast)}."
-
-
-def _advice(contrast: Contrast) -> str:
-    detectable = f"{contrast.minimum_detectable:.{digits_of(vars(contrast))}f} is detectable"
-    if contrast.limited_by == "tuning":
-        return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
-    return f"{detectable}, limited by the seeds"
-
-
-def _missing(contrast: Contrast) -> str:
-    """How many runs diverged, and on which seeds one failed."""
-    parts = []
-    if contrast.diverged:
-        counts = {arm: (len(contrast.diverged.get(arm, ())), n) for arm, n in contrast.ended.items()}
-        (name, (k, n)), *rest = counts.items()
-        parts += [
-            ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{arm} on {k} of {n}" for arm, (k, n) in rest)])
-        ]
-    parts += [f"{arm} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.broken.items()]
-    return " and ".join(parts)

@@ -277,15 +277,17 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         runs = [run for run in _of_seeds(plan, tuned, n, stopped) if run.arm in ready]
         if len(ready) < len(plan.arms) or any(map(plan.is_missing, runs)):
             break
-        if n in config.looks or n == config.futility:
-            record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
+        record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
+        if n == config.futility:
+            means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
+            behind = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1) >= 0  # not where it is unknown
+            stopped = [arm for arm in record.asked() if behind[[arm]].all()]  # under every budget
+            record = replace(record, stopped=stopped)
+        if n in config.looks:
             contrasts = results_of(record, plan.reader).contrasts
-            if n == config.futility:
-                ahead = contrasts[contrasts["mean_difference"] * (1 if METRICS[config.metric][0] else -1) < 0]
-                stopped = [arm for arm in record.asked() if arm not in {*ahead["arm"]}]
             asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
-            is_open = asked & (contrasts["verdict"] == "undecided") & ~contrasts["arm"].isin(stopped)
-            if n in config.looks and not is_open.any():
+            is_open = asked & (contrasts["verdict"] == "undecided") & (contrasts["undecided_by"] != "futility")
+            if not is_open.any():
                 return config.seeds[:n], stopped, runs
     return config.seeds, stopped, runs
 

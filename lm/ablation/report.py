@@ -16,12 +16,11 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.ablation import figures, views
-from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import BASE, LOCK, lock_output_dir
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
-from lm.ablation.sentences import sentences
+from lm.ablation.sentences import digits_of, percent
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.config import UserError
 from lm.config.ablation import BUDGET_NAMES
@@ -78,7 +77,7 @@ def write_pages(
 
 def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Weakness]) -> dict[str, Any]:
     record, comparisons = results.record, views.comparisons(results)
-    answers = zip(sentences(results), views.asked(results).itertuples(), strict=True)
+    answers = views.asked(results).itertuples()
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
@@ -89,7 +88,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": views.ci(comparisons),
         "several_budgets": len(record.budgets) > 1,
-        "answers": [(sentence, row.verdict, weakening(row, warnings)) for sentence, row in answers],
+        "answers": [(row.statement, row.verdict, weakening(row, warnings)) for row in answers],
         "basis": [*basis],
         "warnings": warnings,
         "comparisons": comparisons.to_dict("records"),

@@ -1,6 +1,7 @@
 """A verdict on the numbers of any program: rows of arm, seed and value are an ablation of which nothing else is known.
 
-A value that is not finite, or empty, is a run that diverged. Rows of a seed that makes no pair are left out.
+A value that is not finite, or empty, is a run that diverged; so is one whose square is not finite. Rows of a seed
+that makes no pair are left out.
 """
 
 import csv
@@ -12,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
+from lm.ablation import views
 from lm.ablation.export import plain, verdict_json
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
 from lm.ablation.results import Results, RunReader, frame
-from lm.ablation.sentences import sentences
 from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Weakness, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
@@ -26,6 +27,7 @@ from lm.system.terminal import printable
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
 RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose", "budget"), str) | {"is_own_failure": bool}
 COSTS = ("n_params", "flops_per_token", "tokens_per_step", "vocab_size", "train_tokens", "val_tokens")
+TOO_LARGE = 1e150  # the squares of differences are added
 UNKNOWN: dict[str, Any] = {"overrides": [], "settings": {}, "steps": {}, "identity": {}, **dict.fromkeys(COSTS, 0)}
 
 
@@ -60,7 +62,7 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
 
 def _whole(seed: Any) -> int:
     with suppress(ValueError):
-        whole = int(str(seed).removesuffix(".0"))  # pandas has made a float of it
+        whole = int(_plain(seed).removesuffix(".0"))  # pandas has made a float of it
         require_seed(whole)
         return whole
     raise UserError(f"seed={seed}: expected a whole number, 0 to 2**63 - 1")
@@ -68,9 +70,16 @@ def _whole(seed: Any) -> int:
 
 def _number(value: Any) -> float:
     try:
-        return math.nan if pd.isna(value) or not str(value).strip() else float(value)
+        return math.nan if pd.isna(value) or not str(value).strip() else float(_plain(value))
     except (ValueError, TypeError):
         raise UserError(f"value={value}: expected a number, or nan of a run that diverged") from None
+
+
+def _plain(value: Any) -> str:
+    """Without the underscores that Python, and no CSV, allows in a number."""
+    if "_" in str(value):
+        raise ValueError(value)
+    return str(value)
 
 
 # --- as an ablation
@@ -105,7 +114,8 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
-    outcome = {"status": "done"} if math.isfinite(row["value"]) else {"status": "diverged", "error": "no finite value"}
+    is_finite = abs(row["value"]) < TOO_LARGE
+    outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
     place = {"purpose": "reported", "budget": "rows"} if has_pair else {"purpose": "unused", "budget": ""}
     return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
 
@@ -119,7 +129,7 @@ def rows_warnings(results: Results) -> list[Weakness]:
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    said = [*sentences(results), *map(str, rows_warnings(results))]
+    said = [*views.asked(results)["statement"], *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *said, *written]))
 

@@ -131,13 +131,20 @@ def t_sf(t: float, df: float) -> float:
 
 
 def difference_p(mean: float, sd: float, n: int, df: float) -> float:
-    """The two-sided p of the paired t test."""
-    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df) if sd else float(mean == 0)
+    """The two-sided p of the paired t test; of n equal differences that of the sign test."""
+    if not sd:
+        return 0.5 ** (n - 1) if mean else 1.0
+    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df)
 
 
 def equivalence_p(mean: float, sd: float, n: int, df: float, margin: float) -> float:
-    """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987)."""
-    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df) if sd else float(abs(mean) >= margin)
+    """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987).
+
+    Of n equal differences that of the sign test of each side.
+    """
+    if not sd:
+        return 0.5**n if abs(mean) < margin else 1.0
+    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.contrasts import digits_of, level_of
+from lm.ablation.contrasts import level_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results, results_of
-from lm.ablation.sentences import sentences
+from lm.ablation.sentences import digits_of
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
@@ -89,7 +89,7 @@ def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
 
 def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*sentences(results), *filter(None, [views.stopped_early(results)])]
+    lines = [*views.asked(results)["statement"], *filter(None, [views.stopped_early(results)])]
     lines += [*map(str, report_warnings(results))]
     reported = views.distinct(results.reported())
     lost = reported[reported["status"].isin(["failed", "diverged"])]

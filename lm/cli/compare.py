@@ -22,7 +22,6 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation import views
 from lm.ablation.results import Results
-from lm.ablation.sentences import sentences
 from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import LOADED, explaining, kinds_of
 from lm.cli.recipe import replacing, tell, values_of, with_recipe
@@ -105,7 +104,8 @@ def judge(
 def _comparison(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Comparison:
     done, metric = views.done(results), results.record.metric
     rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
-    return Comparison(str(contrasts["verdict"].iloc[0]), sentences(results)[0], contrasts, folder, rows)
+    answer = views.asked(results).iloc[0]
+    return Comparison(answer["verdict"], answer["statement"], contrasts, folder, rows)
 
 
 def question_of(
