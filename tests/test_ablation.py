@@ -350,6 +350,25 @@ def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) 
     assert (len(made), made[-1].rpartition("-")[0]) == (7, "cells/untied-seed1")
 
 
+@pytest.mark.slow
+def test_futility_comes_before_a_look_and_stops_what_is_known_to_be_behind(lab: Lab, instantly: Instantly) -> None:
+    """Else the small p of the arm that is stopped would give the other one a verdict, which the report takes back."""
+    arms = {"tied": ["head=tied"], "untied": ["head=untied"], "naive": ["head=tied_naive"]}
+    differences = {"tied": 0.0, "untied": -0.1, "naive": 0.5}
+    noise = {"tied": 0.0, "untied": 0.0031, "naive": 0.0002}
+
+    def loss(spec: RunSpec) -> float:
+        return 3 + differences[spec.arm] + noise[spec.arm] * (-1) ** spec.seed
+
+    made = instantly(loss)
+    every: dict[str, Any] = {"arms": arms, "primary": [], "seeds": [0, 1, 2, 3]}
+    results = lab.run(**every, looks=[2, 4], futility=2)
+    assert (len(made), results.record.seeds, results.record.stopped) == (10, [0, 1, 2, 3], ["naive"])
+    assert [*results.contrasts["verdict"]] == ["better", "undecided"]
+    instantly(lambda spec: math.nan if (spec.arm, spec.seed) == ("tied", 0) else loss(spec))
+    assert lab.run("trainer.max_steps=7", **every, folder="unknown", futility=1).record.stopped == []
+
+
 TUNE = TuneConfig(trials=30, seeds=[77, 78])
 OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
 TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "head.embedding_lr_multiplier"])}

@@ -115,7 +115,7 @@ def losses(results: Results) -> dict[tuple[str, int], float]:
 
 
 def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
-    """An executor whose runs end at once with this loss, or fail."""
+    """An executor whose runs end at once with this loss, diverge (nan) or fail."""
 
     class Instant(Executor):
         name = "local"
@@ -133,6 +133,10 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
             value = loss(spec)
             if isinstance(value, Failure):
                 self.ended[spec.run_dir] = Ending(value, "it broke")
+                return
+            if value != value:
+                spec.files.write_status("diverged", Failure.ERROR, "it diverged")
+                self.ended[spec.run_dir] = Ending(None, "")
                 return
             result = WHOLE_RESULT | {"val_loss": value, "seed": spec.run.seed, "steps": spec.run.steps}
             spec.files.run_dir.mkdir(exist_ok=True)
