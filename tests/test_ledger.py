@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from scipy import stats
 
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series
-from lm.ablation.record import read_record
+from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series, series_table
+from lm.ablation.record import read_record, write_record
 from lm.ablation.results import read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
@@ -45,18 +46,65 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     shutil.rmtree(small.out)
     small.run(seeds=[0, 1, 2])
     assert "asked before: 1 time, last in out" in capsys.readouterr().err
-    assert len(series(read_ledger(small.root / "ledger.csv"))) == 2
+    assert len(series(read_ledger(small.root / "ledger.csv"))) == 1, "the same runs say the same again"
     small.run(folder="other", seeds=[0, 1])
     said = capsys.readouterr().err
-    assert "asked before: 2 times, last in out" in said
+    assert "asked before: 1 time, last in out" in said
     assert ("4 runs of other folders of the series taken over" in said, " of 4, " in said) == (True, False)
     assert losses(read_results(small.root / "other")).items() <= losses(read_results(small.out)).items()
     small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
     assert "before" not in capsys.readouterr().err
     small.run(seeds=[0, 1, 2, 3])  # a further look takes a place of its own
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert [*frame["folder"]] == ["out", "out", "other", "narrow", "out"]
-    assert [*frame["seeds"].str.split().map(len)] == [3, 3, 2, 2, 4]
+    assert [*frame["folder"]] == ["out", "other", "narrow", "out"]
+    assert [*frame["seeds"].map(len)] == [*frame["pairs"]] == [3, 2, 2, 4]
+
+
+def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever its budgets, its folder, its spelling and its neighbours are; other code makes other runs."""
+    arms = {"tied": ["head=tied"], "untied": ["head=untied"]}
+    more = arms | {"scaled": ["head=tied_scaled"]}
+    small.run(arms=arms, primary=[], budgets=["tokens", "flops"])
+    small.run(arms=more, primary=[])
+    assert "asked before" not in capsys.readouterr().err
+    small.run("model.d_model=32.0", arms=more, primary=["untied"], folder="spelt")
+    assert "asked before: 1 time, last in out" in capsys.readouterr().err
+    frame = series(read_ledger(small.root / "ledger.csv"))
+    assert [*frame["arm"]] == ["untied", "scaled"]
+    sums = {"both": {"untied": 1, "tied": -2, "scaled": 1}, "half": {"untied": 2, "tied": -1, "scaled": -1}}
+    small.run(arms=more, primary=["untied"], contrasts=sums)
+    frame = series(read_ledger(small.root / "ledger.csv"))
+    assert [*frame["arm"]] == ["untied", "scaled", "both", "half"]
+    assert "half: 2 untied - tied - scaled" in series_table(frame)
+    assert frame["difference"][3] == pytest.approx(2 * frame["difference"][0] - frame["difference"][1])
+
+
+def test_a_look_that_decides_ends_its_comparison_and_can_be_confirmed(small: Lab) -> None:
+    results = small.run(seeds=[0, 1, 2, 3], looks=[3, 4])
+    (row,) = series(read_ledger(small.root / "ledger.csv")).to_dict("records")
+    assert (row["verdict"], row["pairs"], row["seeds"]) == ("better", 3, [0, 1, 2, 3])
+    assert row["p"] == pytest.approx(2 * results.contrasts["p"][0]), "at one of two looks"
+    asked = confirmation(small.out, read_ledger(small.root / "ledger.csv"))
+    assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102], "out-confirm")
+
+
+@pytest.mark.parametrize("broken", ["record_ended", "write_report"])
+def test_a_call_that_is_killed_at_its_end_leaves_a_ledger_that_the_next_one_completes(
+    broken: str, small: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"lm.ablation.ablate.{broken}", die)
+        with pytest.raises(KeyboardInterrupt):
+            small.run()
+    with monkeypatch.context() as patch:
+        patch.setattr("lm.ablation.ablate.write_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            small.run()
+    small.run()
+    assert events(small) == [("asked", "out", ""), ("ended", "out", "better")]
 
 
 def test_a_comparison_that_has_not_ended_takes_its_place(small: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +115,15 @@ def test_a_comparison_that_has_not_ended_takes_its_place(small: Lab, monkeypatch
         patch.setitem(EXECUTORS, "local", instant(stop))
         with pytest.raises(KeyboardInterrupt):
             small.run(folder="stopped", seeds=[0, 1, 2])
-    small.run(seeds=[0, 1, 2])
+        small.run(seeds=[3, 4], plan_only=True)
+    small.run(seeds=[3, 4])
+    with monkeypatch.context() as patch:
+        patch.setitem(EXECUTORS, "local", instant(stop))
+        with pytest.raises(KeyboardInterrupt):
+            small.run(seeds=[5, 6], folder="later")
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert [*frame["verdict"]] == ["", "better"]
-    assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 0)])
+    assert [*frame["verdict"]] == [None, "better", None]
+    assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 0), level(3, 1)])
 
 
 def level(i: int, discoveries: int) -> float:
@@ -78,7 +131,7 @@ def level(i: int, discoveries: int) -> float:
 
 
 def row(i: int, verdict: str, p: float, event: str = "ended") -> dict[str, str]:
-    content = {"event": event, "question": str(i), "folder": str(i), "arm": "a", "verdict": verdict, "p": str(p)}
+    content = {"event": event, "comparison": str(i), "arm": "a", "pairs": "7", "verdict": verdict, "p": str(p)}
     return dict.fromkeys(COLUMNS, "") | content
 
 
@@ -120,7 +173,9 @@ def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(sm
     asked = confirmation(small.out, [*ledger, row(0, "", 0.0) | {"seeds": "104 105", "tuning_seeds": "106"}])
     assert (asked["arms"], asked["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert asked["seeds"] == [107, 109], "108 and 110 are those of the offset"
-    assert asked["name"] == "test-confirm"
+    assert asked["name"] == "out-confirm"
+    with pytest.raises(UserError, match="too few seeds of 100 to 999"):
+        confirmation(small.out, [row(0, "", 0.0) | {"seeds": " ".join(map(str, range(103, 1000)))}])
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
 
 
@@ -136,7 +191,24 @@ def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[...
     code, shown, _ = lab("report", "ledger=true")
     assert (code, "of 2 comparisons 2 are called better or worse" in shown) == (0, True)
     code, shown, _ = lab("report", "ledger=ablations/ledger.csv", "json=true")
-    assert [row["series_verdict"] for row in json.loads(shown)] == ["better", "better"]
+    rows = json.loads(shown)
+    assert [row["series_verdict"] for row in rows] == ["better", "better"]
+    assert ([row["seeds"] for row in rows], rows[0]["pairs"]) == ([[0, 1, 2], [100, 101, 102]], 3)
+    assert {type(row["p"]) for row in rows} == {float}
+    assert Path(rows[0]["folder"]) == asked
+
+
+def test_each_folder_has_a_confirmation_of_its_own(small: Lab) -> None:
+    for folder in ("a" * 40, f"{'a' * 39}b"):
+        small.run(folder=folder)
+    names = {confirmation(small.root / folder, [])["name"] for folder in ("a" * 40, f"{'a' * 39}b")}
+    assert (len(names), {len(name) for name in names}) == (2, {40})
+    record = read_record(small.root / ("a" * 40))
+    Path("ablations/out-confirm").mkdir(parents=True)
+    write_record(replace(record, common=["seed=3"]), Path("ablations/out-confirm"))
+    small.run()
+    with pytest.raises(UserError, match="out-confirm holds another confirmation"):
+        confirmation(small.out, [])
 
 
 @pytest.mark.parametrize(

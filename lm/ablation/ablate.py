@@ -72,9 +72,9 @@ def ablate(
         if is_done and (folder / "report.html").exists():
             return results_of(record, plan.reader)  # nothing to do; `report` draws the report again
         progress = _Progress(plan)
-        if earlier := record_asked(Path(config.ledger), record, folder, is_new=before is None):
-            progress.say(earlier)
         write_record(record, folder)
+        if earlier := record_asked(Path(config.ledger), plan, is_new=before is None):
+            progress.say(earlier)
         others = folders_of(Path(config.ledger)) - {folder.resolve()}
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
@@ -121,9 +121,9 @@ def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
         analyses = [*analyses, record.seeds]
     results = results_of(replace(record, ended=now(), analyses=analyses), plan.reader)
     write_report(results)
-    write_record(results.record, results.folder)  # last: from now on nothing is left to do
     if not step.missing:
-        record_ended(Path(config.ledger), results)
+        record_ended(Path(config.ledger), plan, results)
+    write_record(results.record, results.folder)  # last: from now on nothing is left to do
     return results
 
 

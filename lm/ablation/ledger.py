@@ -5,81 +5,96 @@ added: what a deleted folder has asked counts. Of a hundred useless changes two 
 95 %, so what was asked beside a discovery belongs to it.
 """
 
+import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import pandas as pd
 from scipy.special import zeta
 
-from lm.ablation.record import FILE, AblationRecord, question_of, read_record
+from lm.ablation.record import FILE, REPORTED, AblationRecord, question_of, read_record
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
+from lm.config.ablation import weighted_sum
 from lm.config.checks import reading, without_secrets
+from lm.config.identity import config_hash
 from lm.report.pages import signed
 from lm.system.files import csv_text, json_sha256, read_csv, write_text
 from lm.system.terminal import format_table
 
+if TYPE_CHECKING:
+    from lm.ablation.plan import Plan
+
+OUTCOME = ("pairs", "verdict", "difference", "p")
 COLUMNS = (
-    *("time", "event", "question", "name", "folder", "arm", "baseline", "budget", "seeds", "tuning_seeds"),
-    *("verdict", "difference", "p"),
+    *("time", "event", "comparison", "question", "name", "folder", "arm", "baseline", "budget"),
+    *("seeds", "tuning_seeds", *OUTCOME),
 )
 ASKED, ENDED = "asked", "ended"
 DECAY = 1.6  # a comparison that is asked later has a smaller share of the error
 
 
 def read_ledger(path: Path) -> list[dict[str, str]]:
-    """The lines of a ledger, none where there is no file. Raises UserError naming it."""
+    """The lines of a ledger, none where there is no file. Raises UserError naming it.
+
+    In the file a folder is relative to that of the ledger, here to the current one.
+    """
     if not path.exists():
         return []
     with reading(path, "a ledger of ablate"):
         rows = read_csv(path)
         if rows and list(rows[0]) != list(COLUMNS):
             raise UserError(f"has the columns {', '.join(rows[0])}; expected {', '.join(COLUMNS)}")
-        return rows
+        return [row | {"folder": os.path.relpath(path.parent / row["folder"])} for row in rows]
 
 
-def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool) -> str:
-    """Add the comparisons that are asked for, unless they are there and the folder goes on with them.
+def record_asked(path: Path, plan: "Plan", is_new: bool) -> str:
+    """Add the comparisons that are asked for and are not there. A comparison is known by its runs, wherever they are.
 
-    Returns in words how often they were asked before, elsewhere or in a folder that was deleted; empty if never.
+    Returns in words how often its question was asked before, in other folders or, if the folder is new, in any; empty
+    if never, or if this is no news.
     """
-    rows = [_row(ASKED, record, folder, arm, budget) for arm in record.asked() for budget in record.budgets]
-    keys = ("event", "question", "arm", "budget")  # of a line of each time that the question was asked
+    lines = _lines(plan)
     with _locked(path):
-        before = [row for row in read_ledger(path) if all(row[key] == rows[0][key] for key in keys)]
-        places = [(row["folder"], row["seeds"]) for row in before]
-        if not is_new and (rows[0]["folder"], rows[0]["seeds"]) in places:
-            return ""
-        _add(path, rows)
-    if not is_new:
-        before = [row for row in before if row["folder"] != rows[0]["folder"]]
-    if not before:
+        rows = read_ledger(path)
+        known = {row["comparison"] for row in rows}
+        if added := [line for line in lines if line["comparison"] not in known]:
+            _write(path, [*rows, *added])
+    questions, folder = {line["question"] for line in lines}, lines[0]["folder"]
+    before = [row for row in rows if row["event"] == ASKED and row["question"] in questions]
+    before = [row for row in before if is_new or row["folder"] != folder]
+    if not before or not (added or is_new):
         return ""
     times = f"{len(before)} time{'s' * (len(before) > 1)}"
     return f"this question was asked before: {times}, last in {before[-1]['folder']} at {before[-1]['time']}"
 
 
-def record_ended(path: Path, results: Results) -> None:
-    """Add the outcome of every comparison that was asked for."""
-    record, contrasts = results.record, results.contrasts
-    contrasts = contrasts[contrasts["family"] != "interaction"].set_index(["arm", "budget"])
+def record_ended(path: Path, plan: "Plan", results: Results) -> None:
+    """Add the outcome of every comparison that was asked for, if it is not there.
+
+    The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni).
+    """
+    contrasts = results.contrasts.set_index(["arm", "budget"])
+    outcomes = []
+    for line in _lines(plan):
+        contrast = contrasts.loc[(line["arm"], line["budget"])]
+        numbers = (contrast["mean_difference"], min(contrast["p"] * ALPHA / contrast["alpha"], 1.0))
+        shown = ["" if pd.isna(value) else repr(float(value)) for value in numbers]
+        outcome = (str(contrast["n_seeds"]), contrast["verdict"], *shown)
+        outcomes.append(line | {"event": ENDED} | dict(zip(OUTCOME, outcome, strict=True)))
     with _locked(path):
-        outcomes = []
-        for arm in record.asked():
-            for budget in record.budgets:
-                contrast = contrasts.loc[(arm, budget)]
-                numbers = {"difference": contrast["mean_difference"], "p": contrast["p"]}
-                shown = {key: "" if pd.isna(value) else repr(float(value)) for key, value in numbers.items()}
-                outcomes.append(
-                    _row(ENDED, record, results.folder, arm, budget) | {"verdict": contrast["verdict"]} | shown
-                )
-        _add(path, outcomes)
+        rows = read_ledger(path)
+        latest = {row["comparison"]: [row[key] for key in OUTCOME] for row in rows if row["event"] == ENDED}
+        added = [line for line in outcomes if latest.get(line["comparison"]) != [line[key] for key in OUTCOME]]
+        _write(path, [*rows, *added])
 
 
 def folders_of(path: Path) -> set[Path]:
@@ -97,84 +112,97 @@ def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
 
     Beside it, the folder of the pairs; None if there are none.
     """
-    folders = [Path(row["folder"]) for row in read_ledger(path)[::-1] if row["event"] == ENDED]
-    others = (read_results(folder) for folder in dict.fromkeys(folders) if (folder / FILE).exists())
-    for ablation in chain([results], others):
+    for ablation in chain([results], _ended(path)):
         sds = ablation.contrasts["sd"].dropna()
         if ablation.record.metric == results.record.metric and len(sds):
             return float(sds.median()), str(ablation.folder)
     return None
 
 
+def _ended(path: Path) -> Iterator[Results]:
+    """The ablations that have ended, the latest first, but for those that are gone or damaged."""
+    for folder in dict.fromkeys(row["folder"] for row in reversed(read_ledger(path)) if row["event"] == ENDED):
+        with suppress(UserError):
+            yield read_results(Path(folder))
+
+
 def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
-    """Every comparison that was asked for, in order, with its verdict and that of the series.
+    """Every comparison that was asked for, in order, with its latest verdict and that of the series.
 
     The false discovery rate, the expected share of wrong ones among the verdicts better and worse, is held at ALPHA by
     LOND (Javanmard and Montanari, 2015): the i-th comparison is tested at ALPHA times a share in proportion to
     i**-DECAY, times one more than the discoveries before it. It holds too where p are positively dependent (Zrnic,
     Ramdas and Jordan, 2021), as those of questions that share a baseline. A comparison without an outcome takes its
     place all the same.
-    Columns: those of the ledger, `level` (of its test in the series) and `series_verdict`.
+    Columns: those of the ledger, `level` (of its test in the series) and `series_verdict`; None is not known yet.
     """
-    shown, discoveries = list[dict[str, Any]](), 0
-    latest = dict[tuple[str, ...], dict[str, Any]]()  # with one name, a folder may be deleted and asked for again
+    latest = dict[str, dict[str, Any]]()
     for row in rows:
-        key = tuple(row[name] for name in ("question", "folder", "seeds", "arm", "budget"))
-        if row["event"] == ASKED:
-            latest[key] = {**row}
-            shown.append(latest[key])
-        elif key in latest:
-            latest[key] |= row
-    for i, test in enumerate(shown, start=1):
+        latest[row["comparison"]] = latest.get(row["comparison"], {}) | row
+    discoveries = 0
+    for i, test in enumerate(latest.values(), start=1):
         test["level"] = float(ALPHA * i**-DECAY / zeta(DECAY) * (discoveries + 1))
         is_called = test["verdict"] in ("better", "worse")
         is_discovery = is_called and float(test["p"]) <= test["level"]
         discoveries += is_discovery
         test["series_verdict"] = "undecided" if is_called and not is_discovery else test["verdict"]
-    return pd.DataFrame(shown, columns=[*COLUMNS, "level", "series_verdict"])
+        test |= {key: [*map(int, test[key].split())] for key in ("seeds", "tuning_seeds")}
+        kinds = {"pairs": int, "difference": float, "p": float, "verdict": str, "series_verdict": str}
+        test |= {key: kind(test[key]) if test[key] else None for key, kind in kinds.items()}
+    return pd.DataFrame([*latest.values()], columns=[*COLUMNS, "level", "series_verdict"], dtype=object)
 
 
 def series_table(frame: pd.DataFrame) -> str:
     """The series for a terminal."""
     table = [("", "comparison", "asked in", "seeds", "difference", "p", "verdict", "level", "in the series")]
     for i, row in enumerate(frame.to_dict("records"), start=1):
-        has_ended = row["event"] == ENDED
-        difference = signed(float(row["difference"]), 4) if row["difference"] else ""
-        p = f"{float(row['p']):.2g}" if row["p"] else ""
-        own = (row["verdict"], row["series_verdict"]) if has_ended else ("not ended", "")
-        arms = f"{row['arm']} - {row['baseline']}"
-        n = str(len(row["seeds"].split()))
-        table.append((str(i), arms, row["folder"], n, difference, p, own[0], f"{row['level']:.2g}", own[1]))
+        difference = "" if row["difference"] is None else signed(row["difference"], 4)
+        p = "" if row["p"] is None else f"{row['p']:.2g}"
+        name = f"{row['arm']}{': ' if ' ' in row['baseline'] else ' - '}{row['baseline']}"  # of a sum its formula
+        verdict, in_series = row["verdict"] or "not ended", row["series_verdict"] or ""
+        numbers = (str(row["pairs"]), difference, p)
+        table.append((str(i), name, row["folder"], *numbers, verdict, f"{row['level']:.2g}", in_series))
     found = int((frame["series_verdict"].isin(["better", "worse"])).sum())
     plain = int((frame["verdict"].isin(["better", "worse"])).sum())
     rule = f"of {len(frame)} comparisons {plain} are called better or worse, {found} in the series: LOND holds the"
     return f"{format_table(table)}\n\n{rule} expected share of wrong ones among them at {ALPHA:g}"
 
 
-def _row(event: str, record: AblationRecord, folder: Path, arm: str, budget: str) -> dict[str, str]:
-    """A line without an outcome. `question` is a hash of what decides its runs, but for seeds and code."""
-    decides: dict[str, Any] = {
-        key: getattr(record, key)
-        for key in ("metric", "baseline", "baselines", "budgets", "overrides", "common", "base", "match_parameters")
-    }
-    arms = {
-        name: [own.overrides, {key: value for key, value in own.identity.items() if key != "source_hash"}]
-        for name, own in record.arms.items()
-    }
-    offsets = [0, *record.seed_offsets.values()]
-    place = folder.resolve()
-    return dict.fromkeys(COLUMNS, "") | {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "event": event,
-        "question": json_sha256(decides | {"arms": arms, "tuned": record.tune.trials > 0})[:12],
-        "name": record.name,
-        "folder": without_secrets(str(place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place)),
-        "arm": arm,
-        "baseline": record.pairs[arm],
-        "budget": budget,
-        "seeds": " ".join(str(seed + offset) for offset in offsets for seed in record.seeds),
-        "tuning_seeds": " ".join(map(str, record.tune.seeds)) if record.tune.trials else "",
-    }
+def _lines(plan: "Plan") -> list[dict[str, str]]:
+    """A line without an outcome for each comparison that is asked for; under budgets of equal runs it is one.
+
+    `comparison` is a hash of its runs before tuning, with their seeds and code, and of the tuning; `question` is one of
+    what they train on and how, whatever the seeds and the code.
+    """
+    config, record, lines = plan.config, plan.record, dict[str, dict[str, str]]()
+    sums = {arm: {arm: 1.0, record.pairs[arm]: -1.0} for arm in record.asked()} | config.contrasts
+    tuning = asdict(config.tune) if config.tune.trials else None
+    for (name, weights), budget in ((item, budget) for item in sums.items() for budget in config.budgets):
+        runs, kinds, seeds = [], [], dict[int, None]()
+        for arm, weight in weights.items():
+            specs = [plan.spec(REPORTED, plan.arms[arm], seed, budget, {}) for seed in config.seeds]
+            runs.append([weight, *(spec.run_dir.rpartition("-")[2] for spec in specs)])
+            texts = [specs[0].identity[key] for key in ("data_hash", "tokenizer_hash")]
+            kinds.append([weight, config_hash(replace(specs[0].run, seed=0), *texts)])
+            seeds |= {spec.run.seed: None for spec in specs}
+        about: list[Any] = [config.metric, config_hash(replace(plan.base.run, seed=0)) if plan.base else None]
+        comparison = json_sha256([*about, tuning, runs])[:12]
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "event": ASKED,
+            "comparison": comparison,
+            "question": json_sha256([*about, bool(tuning), kinds])[:12],
+            "name": record.name,
+            "folder": os.path.relpath(plan.reader.folder),
+            "arm": name,
+            "baseline": record.pairs[name] if name in plan.arms else weighted_sum(weights),
+            "budget": budget,
+            "pairs": str(len(config.seeds)),
+            "seeds": " ".join(map(str, seeds)),
+            "tuning_seeds": " ".join(map(str, config.tune.seeds)) if tuning else "",
+        }
+        lines.setdefault(comparison, dict.fromkeys(COLUMNS, "") | line)
+    return [*lines.values()]
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
@@ -186,8 +214,8 @@ def _locked(path: Path) -> filelock.BaseFileLock:
         raise UserError(f"ledger={path}: cannot be written to ({error.strerror})") from error
 
 
-def _add(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    write_text(path, csv_text(COLUMNS, [*read_ledger(path), *rows]))
+def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    write_text(path, csv_text(COLUMNS, [row | {"folder": os.path.relpath(row["folder"], path.parent)} for row in rows]))
 
 
 # --- confirmation
@@ -204,21 +232,24 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     record = read_record(source)
     if not record.ended or record.untuned():
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    name = f"{record.name[:32]}-confirm"
+    name = _name(source)
     folder = output_dir or Path("ablations") / name
     arms = [*dict.fromkeys(arm for asked in record.asked() for arm in _chain(record, asked))]
+    steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
+    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
+    common = [*record.common, *record.overrides, *steps]
     if (folder / FILE).exists():
         begun = read_record(folder)
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
+        if begun.common != without_secrets(common):
+            raise UserError(f"confirm={source}: {folder} holds another confirmation; name another output_dir")
     else:
-        fresh = _fresh(record, used_seeds(ledger))
-        try:
-            seeds, tuning_seeds = ([next(fresh) for _ in own] for own in (record.seeds, record.tune.seeds))
-        except StopIteration:
-            raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used") from None
-    steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
-    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None}
+        n = len(record.seeds)
+        fresh = [*islice(_fresh(record, used_seeds(ledger)), n + len(record.tune.seeds))]
+        seeds, tuning_seeds = fresh[:n], fresh[n:]
+        if len(tuning_seeds) < len(record.tune.seeds):
+            raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
+    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": name,
@@ -227,8 +258,14 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base,
-        "overrides": [*record.common, *record.overrides, *steps],
+        "overrides": common,
     }
+
+
+def _name(source: Path) -> str:
+    """Of the confirmation of a folder, which is that of one folder only, in at most 40 characters."""
+    name = re.sub(r"[^\w.-]", "_", source.resolve().name)
+    return f"{name if len(name) <= 32 else f'{name[:23]}-{json_sha256(name)[:8]}'}-confirm"
 
 
 def _chain(record: AblationRecord, arm: str) -> Iterator[str]:

@@ -145,7 +145,7 @@ class AblationConfig(Question):
     def _check_contrasts(self) -> None:
         for name, weights in self.contrasts.items():
             setting = f"ablation.contrasts.{name}"
-            require(bool(re.fullmatch(NAME, name)), setting, NAMES)
+            require(bool(re.fullmatch(NAME, name)) and name not in self.arms, setting, f"{NAMES}, that of no arm")
             numbers = [*weights.values()] if isinstance(weights, dict) else []
             are_weights = len(numbers) > 1 and all(isinstance(number, int | float) and number for number in numbers)
             is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9
