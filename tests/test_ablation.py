@@ -314,6 +314,20 @@ def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) 
     assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
 
 
+@pytest.mark.slow
+def test_a_text_that_was_edited_takes_no_finished_verdict_away(
+    tmp_path: Path, corpus: Path, instantly: Instantly
+) -> None:
+    made, lab = instantly(lambda spec: 2.0 + spec.seed), Lab(tmp_path, tmp_path / "own.txt")
+    lab.text.write_bytes(corpus.read_bytes())
+    lab.run()
+    lab.text.write_bytes(corpus.read_bytes() + b"more")
+    with pytest.raises(UserError, match=r"4 finished runs \(tied, untied\) no longer count, for the text has changed"):
+        lab.run()
+    lab.run(code="new")
+    assert len(made) == 8
+
+
 LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series, series_table
 from lm.ablation.record import read_record, write_record
-from lm.ablation.results import read_results
+from lm.ablation.results import RunReader, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from tests.conftest import Outcome
@@ -196,6 +196,25 @@ def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[...
     assert ([row["seeds"] for row in rows], rows[0]["pairs"]) == ([[0, 1, 2], [100, 101, 102]], 3)
     assert {type(row["p"]) for row in rows} == {float}
     assert Path(rows[0]["folder"]) == asked
+
+
+def test_a_run_that_was_half_taken_over_is_in_no_folder(small: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(source: Path, target: Path, **options: object) -> None:
+        target.mkdir()
+        shutil.copy(source / "result.json", target)
+        raise KeyboardInterrupt
+
+    small.run()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", copy)
+        with pytest.raises(KeyboardInterrupt):
+            small.run(folder="killed")
+    assert RunReader(small.root / "killed").finished() == []
+    shutil.rmtree(small.out)
+    small.run(folder="third")
+    assert small.results(folder="killed") == {}
+    assert len(small.results(folder="third")) == 4
+    assert [*small.run(folder="killed").counts().values()] == [4, 0, 0, 0]
 
 
 def test_each_folder_has_a_confirmation_of_its_own(small: Lab) -> None:

@@ -82,7 +82,7 @@ def ablate(
             made = [run for run in todo if not _take_over(run, others)]
             if n := len(todo) - len(made):
                 progress.say(f"{n} run{'s' * (n > 1)} of other folders of the series taken over")
-            with progress.begin(step, made) as bar:
+            with progress.begin(step, made, len(todo) - len(made)) as bar:
                 execute(made, executor, workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(record_of(plan, step), folder)
@@ -135,11 +135,12 @@ class _Progress:
         self.n_ended = self.n_runs = self.steps_ended = 0
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
-    def begin(self, step: Step, todo: list[RunSpec]) -> Any:
+    def begin(self, step: Step, todo: list[RunSpec], n_taken_over: int) -> Any:
         """The bar of these runs."""
         self.step, self.steps_ended = step, 0
         self.seconds_to_go, _ = seconds_to_go(self.plan, step)  # what is to come is known better each time
         self.n_runs = self.n_ended + len(step.missing)
+        self.n_ended += n_taken_over
         total = sum(run.steps for run in todo)
         return tqdm(total=total, desc=self.plan.config.name, unit="step", leave=False, disable=None)
 

@@ -7,6 +7,8 @@ from lm.ablation.record import REPORTED, AblationRecord, ArmRecord, design_of
 from lm.ablation.results import RunReader, results_of
 from lm.config.identity import differences
 
+CHANGED = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}
+
 if TYPE_CHECKING:
     from lm.ablation.plan import Plan, Step
 
@@ -21,29 +23,31 @@ def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, An
 
 
 def lost_to_new_code(plan: "Plan", step: "Step") -> str:
-    """In words, the finished runs of an ablation that has ended which another hash of the code alone makes again."""
+    """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
     before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
     if not (before.ended or before.analyses) or before.tune != plan.config.tune or not step.missing:
         return ""
-    arms = [
-        run.arm
+    changed = [
+        (run.arm, hashes)
         for run in before.of(REPORTED)
         if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
-        if _differ_in_code_alone(before.arms[run.arm], plan.arms[run.arm])
+        if (hashes := _changed(before.arms[run.arm], plan.arms[run.arm]))
         if plan.reader.outcome(run.run_dir).status in ENDED
     ]
-    if not arms:
+    if not changed:
         return ""
+    arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
     return (
-        f"{len(arms)} finished run{'s' * (len(arms) > 1)} ({', '.join(dict.fromkeys(arms))}) no longer count, for the "
-        "code has changed since; report.py still shows their verdict; to make them again here: code=new, elsewhere: "
-        "another output_dir="
+        f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
+        "since; report.py still shows their verdict; to make them again here: code=new, elsewhere: another output_dir="
     )
 
 
-def _differ_in_code_alone(before: ArmRecord, now: ArmRecord) -> bool:
-    if {key for key in now.identity if now.identity[key] != before.identity.get(key)} != {"source_hash"}:
-        return False
+def _changed(before: ArmRecord, now: ArmRecord) -> str:
+    """Whether the code or else the text has changed and nothing else; empty if not."""
+    changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
     keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
     first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
-    return not differences(first, second, ignored=("threads",))
+    if not changed <= {*CHANGED} or differences(first, second, ignored=("threads",)):
+        return ""
+    return next((CHANGED[key] for key in CHANGED if key in changed), "")

@@ -229,6 +229,8 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     Seeds of runs and of trials are the first of 100 to 999 that neither the ledger nor the folder has used; those of a
     confirmation that has begun are its own. Raises UserError if the folder holds no finished ablation.
     """
+    if not (source / FILE).exists():
+        raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
     record = read_record(source)
     if not record.ended or record.untuned():
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")

@@ -244,7 +244,8 @@ def _on_folder(results: Results, command: str, key: str) -> str:
     folder = results.folder
     if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    call = re.sub(r"ablate(\.py)?\b.*", rf"{command}\1", results.record.command, flags=re.DOTALL)
+    called = re.match(r"(.*?\b)ablate(\.py)?( |$)", results.record.command)  # not by lm.compare
+    call = f"{called[1]}{command}{called[2] or ''}" if called else f"lm-lab {command}"
     return f"{call} {shlex.quote(f'{key}={folder}')}"
 
 

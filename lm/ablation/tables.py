@@ -52,13 +52,16 @@ def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[
     from lm.ablation.plan import seconds_to_go
 
     record, n = plan.record, len(step.seeds)
-    comparisons = len(record.asked()) * len(plan.config.budgets)
+    steps = {name: arm.steps for name, arm in plan.arms.items()}
+    comparisons = len(
+        {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
+    )
     found = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
     return {
         "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
         "seconds": seconds_to_go(plan, step),
         "seeds": step.seeds,
-        "steps": {name: arm.steps for name, arm in plan.arms.items()},
+        "steps": steps,
         "fitted": record.fitted or None,
         "minimum_detectable": found,
         "by_pairs_of": sd and sd[1],

@@ -151,7 +151,7 @@ def _of_differences(results: Results) -> Iterator[Weakness]:
     yield from _about(
         "Two runs of a pair were made under different conditions",
         _mixed_pairs(results),
-        "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
+        "Their difference is partly one of these. To repeat them remove their folders and rows, then call ablate.",
     )
 
 

@@ -38,6 +38,7 @@ NOT_TUNED = (
     "margin: {margin:g} nats per token (0.01 is 1 % of perplexity), which margin=M changes. Learning rates are not"
     " tuned for each arm: ablation.tune.trials=18 does that"
 )
+FOLDERS = ("confirm", "ledger", "output_dir")
 asked: list[Question] = []  # in one line, by this command
 
 
@@ -148,7 +149,8 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
             raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
         from lm.ablation.ledger import confirmation, read_ledger
 
-        typed = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in words}
+        of_folders = [quoted(word, kinds_of(AblateConfig)) for word in words if key_of(word) in FOLDERS]
+        typed = {key: Path(str(value)).expanduser() for key, (value,) in values_of(of_folders).items()}
         ledger = read_ledger(typed.get("ledger", Path(LEDGER)))
         return choose(confirmation(typed["confirm"], ledger, typed.get("output_dir")))
     if not files:
