@@ -92,8 +92,8 @@ def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     assert (len(lab.results()), first.items() <= lab.results().items()) == (9, True)
     assert {*statuses(grown).values()} == {"done"}
     lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
-    assert "9 finished runs in this folder no longer count" in lab.table(seeds=[0])
-    assert {*lab.run(seeds=[0]).runs.purpose} == {"reported", "unused"}
+    assert "no longer count, for the text has changed" in lab.table(seeds=[0])
+    assert {*lab.run(seeds=[0], code="new").runs.purpose} == {"reported", "unused"}
     assert len(lab.results()) == 11
 
 

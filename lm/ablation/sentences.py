@@ -88,7 +88,7 @@ def _finding(contrast: "Contrast", record: AblationRecord, costs: str) -> str:
         return f"{arm} and {baseline} are equivalent: {difference}, {within}{costs}."
     if contrast.undecided_by in ("divergence", "edge", "futility"):
         return f"{undecided}: {difference}{costs}."
-    if low * high > 0 and contrast.sd:
+    if low * high > 0 and contrast.p is not None:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
     return f"{undecided}: {difference}{costs}; {_limit(contrast)}."
 
@@ -117,8 +117,8 @@ def _difference(contrast: "Contrast", *about: str) -> str:
 
 
 def _limit(contrast: "Contrast") -> str:
-    if not contrast.minimum_detectable:
-        return "differences that are all equal need more seeds"
+    if contrast.p is None:
+        return "two equal differences are no test: more seeds are needed"
     detectable = f"{contrast.minimum_detectable:.{digits_of(vars(contrast))}f} is detectable"
     if contrast.limited_by == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"

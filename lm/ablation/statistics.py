@@ -19,6 +19,7 @@ from scipy import optimize, special, stats
 
 ALPHA = 0.05
 POWER = 0.8
+SAME = 1e-9  # relative, of differences that are equal but for rounding
 N_QUANTILES = 1000  # of a sample standard deviation, over which power is averaged: to 1e-4
 Array = NDArray[np.float64]
 
@@ -131,20 +132,13 @@ def t_sf(t: float, df: float) -> float:
 
 
 def difference_p(mean: float, sd: float, n: int, df: float) -> float:
-    """The two-sided p of the paired t test; of n equal differences that of the sign test."""
-    if not sd:
-        return 0.5 ** (n - 1) if mean else 1.0
-    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df)
+    """The two-sided p of the paired t test."""
+    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df) if sd else float(mean == 0)
 
 
 def equivalence_p(mean: float, sd: float, n: int, df: float, margin: float) -> float:
-    """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987).
-
-    Of n equal differences that of the sign test of each side.
-    """
-    if not sd:
-        return 0.5**n if abs(mean) < margin else 1.0
-    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df)
+    """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987)."""
+    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df) if sd else float(abs(mean) >= margin)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -176,11 +170,13 @@ def judge(
     comparisons = decide(family, margin, lower_is_better, tunings, alpha, stopped)
     n_tests = sum(tested.p is not None for tested in comparisons.values())
     for name, tested in comparisons.items():
-        if tested.sd is not None:
-            sd, n = tested.sd, tested.n_seeds
+        if tested.sd is None:
+            continue
+        sd, n = tested.sd, tested.n_seeds
+        if tested.p is not None:
             tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tunings.get(name))
-            if tested.verdict == "undecided":
-                tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
+        if tested.verdict == "undecided":
+            tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
     return comparisons
 
 
@@ -224,12 +220,16 @@ def decide(
 def _compare(
     values: Sequence[float], margin: float, lower_is_better: bool, tuning: TuningVariance | None, alpha: float
 ) -> Comparison:
-    """A comparison by itself, before the correction for the others of its family: no verdict yet."""
+    """A comparison by itself, before the correction for the others of its family: no verdict yet.
+
+    Two equal differences are no test: two coarse values are often equal.
+    """
     n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
     if (ends := interval(values, 1 - alpha, tuning)) is None:
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
+    is_test = n > 2 or sd > SAME * abs(mean)
     return Comparison(
         n_seeds=n,
         mean_difference=mean,
@@ -239,7 +239,7 @@ def _compare(
         df=df,
         ci_low=ends[0],
         ci_high=ends[1],
-        p=difference_p(mean, total_sd, n, df),
-        p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
+        p=difference_p(mean, total_sd, n, df) if is_test else None,
+        p_equivalent=equivalence_p(mean, total_sd, n, df, margin) if is_test else None,
         alpha=alpha,
     )
