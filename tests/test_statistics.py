@@ -18,7 +18,6 @@ from lm.ablation.statistics import (
     POWER,
     Comparison,
     TuningVariance,
-    decide,
     holm,
     interval,
     judge,
@@ -37,7 +36,7 @@ families = st.dictionaries(st.sampled_from("abcdef"), tests, min_size=1)
 @given(varied, st.floats(0.01, 10))
 @settings(deadline=None, max_examples=40)
 def test_interval_difference_and_equivalence_are_those_of_scipys_t_tests(values: list[float], margin: float) -> None:
-    comparison, baseline = decide({"alone": values}, margin)["alone"], np.linspace(3, 4, len(values))
+    comparison, baseline = judge({"alone": values}, margin)["alone"], np.linspace(3, 4, len(values))
     paired, single = stats.ttest_rel(baseline + values, baseline), stats.ttest_1samp(values, 0)
     assert (comparison.ci_low, comparison.ci_high) == pytest.approx(tuple(single.confidence_interval()))
     assert comparison.p == pytest.approx(single.pvalue) == pytest.approx(paired.pvalue, rel=1e-6)
@@ -75,8 +74,8 @@ SWAP = {"better": "worse", "worse": "better"}
 @settings(deadline=None, max_examples=15)
 def test_a_verdict_follows_from_the_adjusted_p_values_and_the_sign_swaps_it(family: dict[str, list[float]]) -> None:
     comparisons = judge(family, 0.5)
-    negative = decide({name: [-value for value in values] for name, values in family.items()}, 0.5)
-    upwards = decide(family, 0.5, lower_is_better=False)
+    negative = judge({name: [-value for value in values] for name, values in family.items()}, 0.5)
+    upwards = judge(family, 0.5, lower_is_better=False)
     assert list(comparisons) == list(family)
     for raw in ("p", "p_equivalent"):
         ps = [getattr(comparison, raw) for comparison in comparisons.values()]

@@ -196,7 +196,7 @@ def _search(plan: Plan) -> tuple[list[RunSpec], Tuned, tuple[int, int]]:
     config = plan.config.tune
     names = [*plan.arms] if config.trials else []
     kept = {name: before for name in names if (before := _kept(plan, name))}
-    arms = {name: ArmTrials(plan.start(name), {}, name not in kept) for name in names}
+    arms = {name: ArmTrials(plan.start(name)) for name in names if name not in kept}
     is_new = True
     while is_new:
         state, is_new = tune(arms, config, partial(_is_allowed, plan)), False
@@ -208,7 +208,7 @@ def _search(plan: Plan) -> tuple[list[RunSpec], Tuned, tuple[int, int]]:
     runs = list[RunSpec]()
     for name in names:
         made = [(dict(values), search) for values, search in _recorded(plan, name).items()] if name in kept else []
-        made += [(values, max(searches)) for values, searches in state.trials.get(name, ())]
+        made += state.trials.get(name, ())
         made += [(values, 0) for values in state.next_trials.get(name, ())]
         runs += [run for values, search in made for run in plan.trial(name, values, search)]
     tuned = {name: (arm.settings, arm.centre) for name, arm in state.arms.items()}
@@ -257,7 +257,7 @@ def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: Tun
     if not state.next_trials:
         return 0, 0
     made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
-    searched = [len(arm.start) for arm in arms.values() if arm.start and arm.is_open]  # numbers of hyperparameters
+    searched = [len(arm.start) for arm in arms.values() if arm.start]  # numbers of hyperparameters
     totals = sum(search_size(k, config) for k in searched), config.trials * len(searched)
     least, most = (max(total - made, ahead) * len(config.seeds) for total in totals)
     return least, most

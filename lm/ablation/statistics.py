@@ -162,32 +162,6 @@ def judge(
     alpha: float = ALPHA,
     stopped: Collection[str] = (),
 ) -> dict[str, Comparison]:
-    """The verdicts of `decide`, and what its tests can find.
-
-    For each comparison that is the minimum detectable effect, at the level `alpha` divided by the number of tests,
-    which is never more than Holm's method allows. No verdict depends on it, and to compute it takes most of the time.
-    """
-    comparisons = decide(family, margin, lower_is_better, tunings, alpha, stopped)
-    n_tests = sum(tested.p is not None for tested in comparisons.values())
-    for name, tested in comparisons.items():
-        if tested.sd is None:
-            continue
-        sd, n = tested.sd, tested.n_seeds
-        if tested.p is not None:
-            tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tunings.get(name))
-        if tested.verdict == "undecided":
-            tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
-    return comparisons
-
-
-def decide(
-    family: Mapping[str, Sequence[float]],
-    margin: float,
-    lower_is_better: bool = True,
-    tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
-    alpha: float = ALPHA,
-    stopped: Collection[str] = (),
-) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
     `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
@@ -198,7 +172,8 @@ def decide(
     together, can exceed it (each has its own 5 %).
 
     `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `stopped`: comparisons that
-    were not gone on with, for they were not ahead: they stay in the family, with p 1.
+    futility has stopped: they stay in the family, with p 1. The minimum detectable effect is at the level `alpha`
+    divided by the number of tests, which is never more than Holm's method allows.
     """
     comparisons = {
         name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
@@ -208,12 +183,17 @@ def decide(
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
     for name, p, p_equivalent in zip(different, holm([*different.values()]), holm(equivalent), strict=True):
-        tested = comparisons[name]
+        tested, tuning = comparisons[name], tunings.get(name)
         tested.p_adjusted, tested.p_equivalent_adjusted = p, p_equivalent
         if p_equivalent <= alpha:
             tested.verdict = "equivalent"
         elif p <= alpha:
             tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
+        if (sd := tested.sd) is not None:  # of a stopped one there may be a single seed
+            n, level = tested.n_seeds, alpha / len(different)
+            tested.minimum_detectable = minimum_detectable_effect(sd, n, level, tuning)
+            if tested.verdict == "undecided":
+                tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
     return comparisons
 
 

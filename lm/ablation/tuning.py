@@ -54,12 +54,10 @@ class ArmTrials:
         start: where the first search begins, by hyperparameter: the positive values of the arm's config.
         losses: of the finished trials, over the tuning seeds, by `key(settings)`. Lower is better; infinite where
             training diverged with any seed.
-        is_open: false if the arm has finished runs with settings of an earlier call, which stay.
     """
 
     start: Settings
     losses: Mapping[Key, float] = field(default_factory=dict)
-    is_open: bool = True
 
     def learning_rates(self) -> tuple[int, ...]:
         """Which hyperparameters are learning rates; if none is, which multiply one."""
@@ -111,10 +109,6 @@ class Search:
         """(k,) in factors from the centre: the lowest point of the surface; without a surface, of the trials."""
         surface = self.surface()
         return surface.optimum() if surface else np.array(self.best_trial(), dtype=float) / 2
-
-    def is_interior(self, point: Array) -> list[bool | None]:
-        x, y = self.arrays()
-        return _is_interior(point, x) if np.isfinite(y).any() else []
 
     def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
         """The next points to try, which are independent of each other; none if the budget is spent.
@@ -257,7 +251,7 @@ class TuningState:
     """
 
     next_trials: dict[str, list[Settings]]
-    trials: dict[str, list[tuple[Settings, list[int]]]]  # made so far, with the numbers of their searches, from 0
+    trials: dict[str, list[tuple[Settings, int]]]  # made so far, each with the number of its last search, from 0
     arms: dict[str, TunedArm]  # empty until tuning has finished
 
 
@@ -266,25 +260,22 @@ def tune(
     config: TuneConfig,
     is_allowed: Callable[[str, Settings], bool] = lambda arm, settings: True,
 ) -> TuningState:
-    """Where the tuning of these arms stands, after the trials that were made. Only open arms are in the answer.
+    """Where the tuning of these arms stands, after the trials that were made. One without hyperparameters is left out.
 
     `is_allowed` says whether an arm can be trained with settings; others are never proposed.
     """
-    open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.is_open and config.trials}
-    states = {name: _search(arm, config, partial(is_allowed, name)) for name, arm in open_arms.items()}
+    tunable = {name: arm for name, arm in arms.items() if arm.start and config.trials}
+    states = {name: _search(arm, config, partial(is_allowed, name)) for name, arm in tunable.items()}
     missing = {name: [arms[name].named(key) for key in keys] for name, (_, keys) in states.items() if keys}
-    by_key: dict[str, dict[Key, list[int]]] = {name: {} for name in states}
-    tuned = {}
+    tried, tuned = dict[str, list[tuple[Settings, int]]](), dict[str, TunedArm]()
     for name, (searches, _) in states.items():
         arm, last = arms[name], searches[-1]
-        for i, search in enumerate(searches):
-            for point in search.losses:
-                by_key[name].setdefault(search.key_of(point), []).append(i)
+        numbers = {search.key_of(point): i for i, search in enumerate(searches) for point in search.losses}
+        tried[name] = [(arm.named(key), number) for key, number in numbers.items()]
         if not missing:
             trials = [(arm.named(last.key_of(point)), loss) for point, loss in last.losses.items()]
             settings, centre = (arm.named(key) for key in (last.key(last.optimum()), last.centre))
             tuned[name] = TunedArm.of(settings, centre, trials, config.factor)
-    tried = {name: [(arms[name].named(key), numbers) for key, numbers in keys.items()] for name, keys in by_key.items()}
     return TuningState(missing, tried, tuned)
 
 

@@ -144,7 +144,7 @@ def tune_pair(
     known = regrets(tuned)
     counts = {
         "settings": np.mean([len(arm.losses) for arm in arms.values()]),
-        "searches": 1 + max(search for _, searches in state.trials["arm"] for search in searches),
+        "searches": 1 + max(search for _, search in state.trials["arm"]),
         "regret": excess["arm"].mean(),
         "expected_regret": known["arm"].mean if "arm" in known else 0.0,
     }
