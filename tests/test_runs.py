@@ -123,7 +123,7 @@ def test_conditions_and_order(folder: Path) -> None:
         "head.name != tied,status=finished": ["untied-0", "untied-1"],
         "optim.betas=[0.9,0.95], head.name=tied": ["cells/late", "cells/off", "tied-0", "tied-1"],
         "head.embedding_std=2e-2, val_loss>=3.1": ["tied-1"],
-        "compile=false, head.untie_at=null, seed=3": ["cells/off"],
+        "checkpoint.best=false, head.untie_at=null, seed=3": ["cells/off"],
         "n_params_by_role.embedding==1, run=tied-1": ["tied-1"],
     }.items():
         assert sorted(names(where(runs, conditions))) == expected, conditions

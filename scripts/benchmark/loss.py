@@ -29,7 +29,7 @@ STATUS = Path("/proc/self/status")
 
 def loss_memory(device: str, seconds: float) -> Iterator[Measurement]:
     for name, (shape, ways) in TIMED.items():
-        calls = {str(i): step(shape, device, **way) for i, way in enumerate(ways)}
+        calls = {str(i): step(shape, device, compiled=device == "cuda", **way) for i, way in enumerate(ways)}
         for _, mine, plain in compare(calls, seconds):
             yield Measurement("loss", f"step time, {name}", 1000 * mine, "ms", "without", 1000 * plain)
     for name, (shape, ways) in SIZED.items() if device == "cuda" or STATUS.exists() else ():  # Linux alone has it
@@ -49,7 +49,7 @@ def step_memory(shape: Shape, device: str, **way: str | bool) -> int:
 def _peak(shape: Shape, device: str, way: dict[str, str | bool]) -> int:
     peaks = []
     for case in (TINY, shape):
-        call = step(case, device, **way)  # type: ignore[arg-type]
+        call = step(case, device, compiled=device == "cuda", **way)  # type: ignore[arg-type]
         call(), call()
         peaks.append(_resident() if device != "cuda" else 0)
     return torch.cuda.max_memory_allocated() if device == "cuda" else peaks[1] - peaks[0]

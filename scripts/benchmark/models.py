@@ -65,10 +65,15 @@ def train_step(loss: Loss, optimizer: Optimizer, batch: Batch, mixed: bool) -> N
 
 
 def step(
-    shape: Shape, device: str, mixed: bool = False, *, loss: str = "auto", checkpointing: bool = False
+    shape: Shape,
+    device: str,
+    mixed: bool = False,
+    compiled: bool = False,
+    *,
+    loss: str = "auto",
+    checkpointing: bool = False,
 ) -> partial[None]:
-    """A callable that makes one training step of lm with AdamW, compiled on a GPU."""
-    compiled = device == "cuda"
+    """A callable that makes one training step of lm with AdamW."""
     if compiled:
         torch.compiler.reset()  # otherwise torch would compile a second shape with dynamic shapes
     net = shape.build(device)
@@ -97,14 +102,15 @@ def in_transformers(net: Transformer) -> Any | None:
         return AutoModelForCausalLM.from_pretrained(Path(folder) / "out").to(net.embed.weight.device)
 
 
-def step_in_transformers(shape: Shape, device: str, mixed: bool) -> partial[None] | None:
+def step_in_transformers(shape: Shape, device: str, mixed: bool, compiled: bool) -> partial[None] | None:
     """A callable that makes one training step of the same model with AdamW."""
     if (model := in_transformers(shape.build(device))) is None:
         return None
     optimizer = AdamW(model.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
+    call = torch.compile(model) if compiled else model
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(call(tokens).logits.flatten(0, 1), targets.flatten())
 
     return partial(train_step, loss, optimizer, shape.batch(device), mixed)
 
@@ -123,12 +129,12 @@ def read_nanogpt(clone: str) -> NanoGPT:
         raise UserError(f"nanogpt={clone}: expected a clone of nanoGPT ({type(error).__name__}: {error})") from error
 
 
-def step_in_nanogpt(nanogpt: NanoGPT, shape: Shape, device: str, mixed: bool) -> partial[None]:
-    """A callable that makes the training step of nanoGPT's train.py, with its optimizer, compiled on a GPU."""
+def step_in_nanogpt(nanogpt: NanoGPT, shape: Shape, device: str, mixed: bool, compiled: bool) -> partial[None]:
+    """A callable that makes the training step of nanoGPT's train.py, with its optimizer."""
     (gpt, config), model = nanogpt, shape.model
     sizes = {"n_layer": model.n_layers, "n_embd": model.d_model, "n_head": model.n_heads, "bias": model.bias}
     with redirect_stdout(io.StringIO()):  # it prints its number of parameters
         net = gpt(config(block_size=shape.seq_len, vocab_size=shape.vocab_size, **sizes)).to(device)
         optimizer = net.configure_optimizers(0.1, 1e-3, (0.9, 0.95), device)
-    call = torch.compile(net) if device == "cuda" else net
+    call = torch.compile(net) if compiled else net
     return partial(train_step, lambda tokens, targets: call(tokens, targets)[1], optimizer, shape.batch(device), mixed)
