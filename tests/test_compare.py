@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lm import compare
-from lm.cli.ablate import asked
+from lm.cli.ablate import questions
 from lm.cli.compare import question_of, write_question
 from lm.cli.compose import compose
 from lm.config import RunConfig, UserError
@@ -72,11 +72,11 @@ def test_what_is_typed_of_the_question_is_in_its_file(
         "ablate", "model.d_ff=16,32", "my.txt", *typed, "data.cache_dir=${run_dir}", "--cfg", "job"
     )
     assert code == 0, said
-    path = write_question(asked[0], tmp_path)
+    path = write_question(questions[0], tmp_path)
     code, again, said = command("ablate", str(path), "--cfg", "job")
     assert code == 0, said
     assert yaml.safe_load(again) == yaml.safe_load(shown)
-    assert (asked, yaml.safe_load(shown)["ablation"]["tune"]["trials"]) == ([], 3)
+    assert (questions, yaml.safe_load(shown)["ablation"]["tune"]["trials"]) == ([], 3)
     for word, named in (("ablation.tune.trials=3,6", "trials"), ("ablation.tune.trails=3", "ablation.tune.trials=3")):
         code, _, said = command("ablate", "model.d_ff=16,32", "my.txt", word)
         assert (code, named in said) == (2, True), said

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE, measure, time_in_turns
+from lm.ablation.arms import SIZE_TOLERANCE, time_in_turns, time_steps
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import seconds_to_go, set_steps
@@ -169,11 +169,11 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
 
 
 def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(arms: Any) -> None:
+    def time_steps(arms: Any) -> None:
         for arm in arms:
             arm.seconds_per_step = 1.0
 
-    monkeypatch.setattr("lm.ablation.plan.measure", measure)
+    monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
     question: dict[str, Any] = {"seeds": [*range(8)]}
     for minutes, seeds, has_all_steps in ((99, 8, True), (4, 6, True), (2, 5, False)):  # on two workers
         plan = planner.plan(minutes=minutes, **question)
@@ -195,11 +195,11 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
 
 
 def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(arms: Any) -> None:
+    def time_steps(arms: Any) -> None:
         for arm in arms:
             arm.seconds_per_step = next(seconds)
 
-    monkeypatch.setattr("lm.ablation.plan.measure", measure)
+    monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
     changes: list[tuple[int, list[str]]] = [(8, []), (8, []), (9, []), (8, ["trainer.max_steps=20"])]
     fits = []
@@ -246,7 +246,7 @@ def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("lm.training.forecast.fast_attention", spy)
     before = torch.get_num_threads()
-    measure(plan.arms.values())
+    time_steps(plan.arms.values())
     torch.set_num_threads(before)
     assert threads == [1, 2] * 2, "one round after one to warm up"
 

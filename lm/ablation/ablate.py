@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.arms import common_threads, measure
+from lm.ablation.arms import common_threads, time_steps
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.ledger import folders_of, record_asked, record_ended
@@ -58,7 +58,7 @@ def ablate(
     plan = replace(plan, record=replace(plan.record, command=command))
     step = next_runs(plan)
     if step.missing and plan.config.minutes is None:
-        measure([*plan.arms.values(), *filter(None, [plan.base])])
+        time_steps([*plan.arms.values(), *filter(None, [plan.base])])
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     record = record_of(plan, step)

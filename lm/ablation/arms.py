@@ -221,7 +221,7 @@ COST_FREE = ("seed", "head.name", "trainer.max_steps", *LEARNING_RATES)
 log = logging.getLogger(__name__)
 
 
-def measure(arms: Iterable[Arm]) -> None:
+def time_steps(arms: Iterable[Arm]) -> None:
     """Give each arm its seconds per step; those of one computation take the same time."""
     alike: dict[str, list[Arm]] = {}
     for arm in arms:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, measure
+from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
 from lm.ablation.history import designs_seen
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
 from lm.ablation.results import RunReader, results_of
@@ -269,7 +269,7 @@ def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: Tun
 def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[str], list[RunSpec]]:
     """The seeds that are reported, the arms that are stopped, and the reported runs up to the next decision.
 
-    There is no decision while a run before it is missing: else those that are left would decide.
+    A decision waits for all runs before it: a missing one could change it.
     """
     config, stopped = plan.config, list[str]()
     ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
@@ -330,7 +330,7 @@ def make_plan(
     set_steps(ablation, arms)
     fitted = dict[str, int]()
     if ablation.minutes is not None:
-        measure([*arms.values(), *filter(None, [base_arm])])
+        time_steps([*arms.values(), *filter(None, [base_arm])])
         fitted = _fit(ablation, arms, base_arm, record, workers)
         ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
         for arm in arms.values():

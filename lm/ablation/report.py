@@ -117,7 +117,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     n, total = len(record.seeds), sum(counts.values())
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(results)}"
-    yield from measure(results)
+    yield from facts_of_metric(results)
     yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
@@ -135,7 +135,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "planned looks (interim analyses)", stopped
 
 
-def measure(results: Results) -> Iterator[tuple[str, str]]:
+def facts_of_metric(results: Results) -> Iterator[tuple[str, str]]:
     better, margin = "lower" if views.lower_is_better(results) else "higher", results.record.equivalence_margin
     yield "metric", f"{views.METRIC_NAMES.get(results.record.metric, 'value')}; {better} is better"
     words = f"±{margin:g}, the smallest difference that matters"

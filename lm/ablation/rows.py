@@ -141,12 +141,12 @@ def rows_json(results: Results) -> dict[str, Any]:
 def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
     """report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
     from lm.ablation import figures  # which takes a second
-    from lm.ablation.report import measure, summary, write_pages
+    from lm.ablation.report import facts_of_metric, summary, write_pages
 
     is_used = any((folder / name).exists() for name in (FILE, "config.yaml"))
     require(not is_used, f"output_dir={folder}", "a folder that holds no ablation and no run")
     folder.mkdir(parents=True, exist_ok=True)
     seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
-    context = summary(results, [seeds, *measure(results)], rows_warnings(results))
+    context = summary(results, [seeds, *facts_of_metric(results)], rows_warnings(results))
     details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
     write_pages(folder, {"forest": figures.forest(results)}, context, details, rows_json(results))

@@ -39,7 +39,7 @@ NOT_TUNED = (
     " tuned for each arm: ablation.tune.trials=18 does that"
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
-asked: list[Question] = []  # in one line, by this command
+questions: list[Question] = []  # in one line, by this command
 
 
 def arm(overrides: Sequence[str]) -> RunConfig:
@@ -84,14 +84,14 @@ def program(config: DictConfig) -> None:
             results = results_of(record_of(plan, step), plan.reader)
             planned = plan_json(plan, step, sd_of_pairs(Path(ablation.ledger), results))
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
-        if asked and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
+        if questions and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command, on_plan, base)
     if not ablation.plan_only:
         print_results(results, ablation.json)
-    for question in asked if not ablation.plan_only else ():
+    for question in questions if not ablation.plan_only else ():
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path}")
@@ -109,10 +109,10 @@ def prepare(flags: Namespace) -> list[str]:
     if flags.multirun:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
-    asked.clear()
-    questions = [word for word in flags.overrides if is_question(word)]
-    words = [word for word in flags.overrides if word not in questions]
-    overrides = _choose_question(questions, flags.overrides)
+    questions.clear()
+    files = [word for word in flags.overrides if is_question(word)]
+    words = [word for word in flags.overrides if word not in files]
+    overrides = _choose_question(files, flags.overrides)
     if not overrides and "ablation" not in map(key_of, words):
         words, overrides = _ask_in_a_line(words)
     for override in with_text(words, own | train):
@@ -183,7 +183,7 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     of_question = [word for word in words if word.startswith("ablation.") and "=" in word]
     all_arms = [quoted(word, train) for word in with_text(common, train)]
     question = question_of(changes[0], all_arms, seeds, margin, [quoted(word, own) for word in of_question])
-    asked.append(question)
+    questions.append(question)
     used = {*changes, *common, *short.values(), *of_question}
     return [word for word in words if word not in used], choose(question)
 
