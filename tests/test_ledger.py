@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,15 @@ def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys
     assert [*frame["arm"]] == ["untied", "scaled", "both", "half"]
     assert "half: 2 untied - tied - scaled" in series_table(frame)
     assert frame["difference"][3] == pytest.approx(2 * frame["difference"][0] - frame["difference"][1])
+
+
+def test_fewer_pairs_of_the_same_runs_take_no_verdict_back(small: Lab) -> None:
+    question: dict[str, Any] = {"baseline": "untied", "primary": []}
+    for folder, futility in (("stopped", 1), ("whole", None), ("stopped too", 1)):
+        small.run(folder=folder, futility=futility, seeds=[0, 1, 2], **question)
+        (row,) = series(read_ledger(small.root / "ledger.csv")).to_dict("records")
+        expected = (1, "undecided") if folder == "stopped" else (3, "worse")
+        assert (row["pairs"], row["verdict"]) == expected
 
 
 def test_a_look_that_decides_ends_its_comparison_and_can_be_confirmed(small: Lab) -> None:

@@ -89,7 +89,7 @@ def ablate(
         if len(step.seeds) < len(plan.config.seeds):
             progress.say(f"look with {len(step.seeds)} of {len(plan.config.seeds)} seeds: decided")
         for arm in step.stopped:
-            progress.say(f"{arm} was stopped: not ahead after {plan.config.futility} seeds")
+            progress.say(f"{arm} was stopped: not ahead after futility={plan.config.futility} of the seeds")
         return _finish(config, plan, step)
 
 

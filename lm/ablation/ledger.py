@@ -78,7 +78,7 @@ def record_asked(path: Path, plan: "Plan", is_new: bool) -> str:
 
 
 def record_ended(path: Path, plan: "Plan", results: Results) -> None:
-    """Add the outcome of every comparison that was asked for, if it is not there.
+    """Add the outcome of every comparison that was asked for, if it is not there, with as many pairs or more.
 
     The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni).
     """
@@ -92,9 +92,10 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
         outcomes.append(line | {"event": ENDED} | dict(zip(OUTCOME, outcome, strict=True)))
     with _locked(path):
         rows = read_ledger(path)
-        latest = {row["comparison"]: [row[key] for key in OUTCOME] for row in rows if row["event"] == ENDED}
-        added = [line for line in outcomes if latest.get(line["comparison"]) != [line[key] for key in OUTCOME]]
-        _write(path, [*rows, *added])
+        known = {(row["comparison"], *(row[key] for key in OUTCOME)) for row in rows if row["event"] == ENDED}
+        pairs = {row["comparison"]: int(row["pairs"]) for row in rows if row["event"] == ENDED}
+        added = [line for line in outcomes if (line["comparison"], *(line[key] for key in OUTCOME)) not in known]
+        _write(path, [*rows, *(line for line in added if int(line["pairs"]) >= pairs.get(line["comparison"], 0))])
 
 
 def folders_of(path: Path) -> set[Path]:
