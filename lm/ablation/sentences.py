@@ -67,7 +67,7 @@ def _finding(contrast: "Contrast", record: AblationRecord, costs: str) -> str:
     mean, low, high, margin = contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.equivalence_margin
     undecided = _undecided(contrast, record)
     if mean is None:
-        return f"{undecided}: no seed has finished in both{costs}."
+        return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
     if low is None or high is None:
         one = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
         return f"{undecided}: {_difference(contrast)}{one}{costs}."
@@ -111,8 +111,9 @@ def _difference(contrast: "Contrast", *about: str) -> str:
     mean, unit = contrast.mean_difference or 0.0, METRICS[contrast.metric][1]
     number = f"{mean:+z.{digits_of(vars(contrast))}f} {unit}"
     if contrast.metric == "val_loss" and contrast.family != "interaction" and abs(mean) < TOO_FAR:
-        share = f"{100 * abs(math.expm1(mean)):.1f} % {'lower' if mean < 0 else 'higher'}"
-        return f"{share} perplexity ({', '.join([number, *about])})"
+        share = f"{100 * abs(math.expm1(mean)):.1f} %"
+        words = f"{share} {'lower' if mean < 0 else 'higher'}" if share != "0.0 %" else "the same"
+        return f"{words} perplexity ({', '.join([number, *about])})"
     return " ".join([number, *(f"({text})" for text in about)])
 
 

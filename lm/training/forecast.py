@@ -40,7 +40,10 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     directory = RunDirectory(Path(run.run_dir or default_directory(run, config_hash(run, *hashes.values()))))
     if directory.result.exists():
         return None
-    resolved = decide(replace(run, compile=directory.begun_with().get("compile", run.compile)), data)
+    as_begun, begun_steps = directory.as_begun(run)
+    resolved = decide(as_begun, data)
+    if run.max_minutes is not None and begun_steps:
+        resolved = replace(resolved, trainer=replace(resolved.trainer, max_steps=begun_steps))
     done = max(map(step_of, checkpoints(directory.checkpoints)), default=0)
     if done:
         directory.check_same_run(asdict(resolved) | hashes)
@@ -48,7 +51,7 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
     first, seconds = _seconds_of_steps(resolved, data)
-    steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
+    steps = run.steps if run.max_minutes is None else begun_steps or max(round(60 * run.max_minutes / seconds), 1)
     return {
         "run_dir": str(directory.path),
         "vocab_size": vocab_size,
@@ -79,7 +82,8 @@ def decide(run: RunConfig, data: TextData) -> RunConfig:
     try:
         bare_step(resolved, vocab_size, 0, 1)()
     except Exception as error:  # whatever a compiler raises: what is wrong with the run itself will be raised again
-        log.warning("compile=auto: %s; the steps are not compiled", str(error).splitlines()[0])
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("compile=auto: %s; the steps are not compiled", reason)
         return resolve(replace(run, compile=False), vocab_size)
     return resolved
 

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,14 @@ class RunDirectory:
     def begun_with(self) -> dict[str, Any]:
         """The settings of the run that has checkpoints here; {} if there are none."""
         return self.read_config() if any(self.checkpoints.glob("step-*.ckpt")) else {}
+
+    def as_begun(self, run: RunConfig) -> tuple[RunConfig, int | None]:
+        """The run with what was decided when it began here, and its steps; None if it has no checkpoints here."""
+        if not (begun := self.begun_with()):
+            return run, None
+        with reading(self.config):
+            compiled = begun["compile"] if run.compile == "auto" else run.compile
+            return replace(run, compile=compiled), int(begun["trainer"]["max_steps"])
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))

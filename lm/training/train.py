@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lm.config import Diverged, RunConfig
-from lm.config.checks import error_prefix, reading
+from lm.config.checks import error_prefix
 from lm.config.identity import RESOLVED, config_hash, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
@@ -76,10 +76,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
-        begun, steps = directory.begun_with(), None
-        if begun:  # what was decided then holds
-            with reading(directory.config):
-                run, steps = replace(run, compile=begun["compile"]), int(begun["trainer"]["max_steps"])
+        run, steps = directory.as_begun(run)
         run = decide(run, data)  # this machine may lack what the run was begun with
         if run.max_minutes is not None:
             settings["max_minutes"] = run.max_minutes
