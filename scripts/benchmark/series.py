@@ -59,7 +59,7 @@ def asked_in_series(rng: np.random.Generator) -> list[Answer]:
         is_ahead = fmean(values[:FUTILITY]) < 0
         tested = judged(values) if is_ahead else judge({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
         answers.append((tested, SEEDS if is_ahead else FUTILITY))
-        line = dict.fromkeys(COLUMNS, "") | {"question": str(i), "event": ASKED}
+        line = dict.fromkeys(COLUMNS, "") | {"comparison": str(i), "event": ASKED}
         rows += [line, line | {"event": ENDED, "verdict": tested.verdict, "p": repr(tested.p)}]
     verdicts = series(rows)["series_verdict"]
     return [(v == "better", n, -(t.mean_difference or 0.0)) for v, (t, n) in zip(verdicts, answers, strict=True)]
