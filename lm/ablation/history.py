@@ -44,10 +44,10 @@ def lost_to_new_code(plan: "Plan", step: "Step") -> str:
 
 
 def _changed(before: ArmRecord, now: ArmRecord) -> str:
-    """Whether the code or else the text has changed and nothing else; empty if not."""
+    """What has changed, if it is the code or the text and nothing else; empty if not."""
     changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
     keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
     first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
     if not changed <= {*CHANGED} or differences(first, second, ignored=("threads",)):
         return ""
-    return next((CHANGED[key] for key in CHANGED if key in changed), "")
+    return " and the ".join(CHANGED[key] for key in CHANGED if key in changed)

@@ -173,7 +173,7 @@ def _lines(plan: "Plan") -> list[dict[str, str]]:
     """A line without an outcome for each comparison that is asked for; under budgets of equal runs it is one.
 
     `comparison` is a hash of its runs before tuning, with their seeds and code, and of the tuning; `question` is one of
-    what they train on and how, whatever the seeds and the code.
+    what they train on and how, whatever the seeds and the code. How either is written makes no difference.
     """
     config, record, lines = plan.config, plan.record, dict[str, dict[str, str]]()
     sums = {arm: {arm: 1.0, record.pairs[arm]: -1.0} for arm in record.asked()} | config.contrasts
@@ -182,17 +182,17 @@ def _lines(plan: "Plan") -> list[dict[str, str]]:
         runs, kinds, seeds = [], [], dict[int, None]()
         for arm, weight in weights.items():
             specs = [plan.spec(REPORTED, plan.arms[arm], seed, budget, {}) for seed in config.seeds]
-            runs.append([weight, *(spec.run_dir.rpartition("-")[2] for spec in specs)])
+            runs.append((weight, sorted(spec.run_dir.rpartition("-")[2] for spec in specs)))
             texts = [specs[0].identity[key] for key in ("data_hash", "tokenizer_hash")]
-            kinds.append([weight, config_hash(replace(specs[0].run, seed=0), *texts)])
+            kinds.append((weight, config_hash(replace(specs[0].run, seed=0), *texts)))
             seeds |= {spec.run.seed: None for spec in specs}
         about: list[Any] = [config.metric, config_hash(replace(plan.base.run, seed=0)) if plan.base else None]
-        comparison = json_sha256([*about, tuning, runs])[:12]
+        comparison = json_sha256([*about, tuning, _canonical(runs)])[:12]
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "event": ASKED,
             "comparison": comparison,
-            "question": json_sha256([*about, bool(tuning), kinds])[:12],
+            "question": json_sha256([*about, bool(tuning), _canonical(kinds)])[:12],
             "name": record.name,
             "folder": os.path.relpath(plan.reader.folder),
             "arm": name,
@@ -204,6 +204,16 @@ def _lines(plan: "Plan") -> list[dict[str, str]]:
         }
         lines.setdefault(comparison, dict.fromkeys(COLUMNS, "") | line)
     return [*lines.values()]
+
+
+def _canonical(terms: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
+    """The terms of a sum in one order and at one scale, the same for the sum of opposite sign.
+
+    >>> _canonical([(-2, "b"), (2, "a")]) == _canonical([(1.0, "b"), (-1.0, "a")])
+    True
+    """
+    scale = max(abs(weight) for weight, _ in terms)
+    return min(sorted((sign * weight / scale, term) for weight, term in terms) for sign in (1, -1))
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
@@ -241,10 +251,15 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     common = [*record.common, *record.overrides, *steps]
+    overrides = {arm: record.arms[arm].overrides for arm in arms}
     if (folder / FILE).exists():
         begun = read_record(folder)
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
-        if begun.common != without_secrets(common):
+        is_same = all(
+            getattr(begun, key) == getattr(record, key) for key in ("baseline", "metric", "equivalence_margin")
+        )
+        is_same &= {name: arm.overrides for name, arm in begun.arms.items()} == overrides
+        if not is_same or begun.common != without_secrets(common):
             raise UserError(f"confirm={source}: {folder} holds another confirmation; name another output_dir")
     else:
         n = len(record.seeds)
@@ -257,7 +272,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     return asked | {
         "name": name,
         "question": f"Confirmation on fresh seeds: {record.question}",
-        "arms": {arm: record.arms[arm].overrides for arm in arms},
+        "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base,

@@ -8,7 +8,7 @@ import pandas as pd
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.statistics import t_quantile
 from lm.config.ablation import METRICS
-from lm.config.identity import REPLACED, key_of
+from lm.config.identity import key_of
 
 if TYPE_CHECKING:
     from lm.ablation.contrasts import Contrast
@@ -146,17 +146,13 @@ def _pair(contrast: "Contrast", record: AblationRecord) -> list[ArmRecord]:
 
 
 def _names(contrast: "Contrast", record: AblationRecord) -> tuple[str, str] | None:
-    """The value of the setting in which two arms differ, with its name, and that of the baseline; None if it is more.
-
-    What a recipe has added to either belongs to the choice of its group.
-    """
+    """The values of the one setting in which two arms differ, the first with its name; None if it is more."""
     overrides = [arm.overrides for arm in _pair(contrast, record) if arm.overrides]
     if len(overrides) < 2:
         return None
     (*added, own), (*others, other) = overrides
-    key, groups = key_of(own), REPLACED.get(key_of(own), ())
-    is_alone = all(key_of(word).partition(".")[0] in groups for word in {*added} ^ {*others})
-    if key_of(other) != key or own == other or not is_alone:
+    key = key_of(own)
+    if key_of(other) != key or own == other or added != others:
         return None
     return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
 
