@@ -5,7 +5,7 @@ such as an interaction, which is a difference of differences, have weights of th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,8 +23,8 @@ INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped")  # no column
 
 
 @dataclass(kw_only=True)
-class Paired:
-    """What is compared, and the runs that there are of it. Seeds and counts are by arm."""
+class Contrast(Comparison):
+    """What is compared, the runs that there are of it, and its verdict. Seeds and counts are by arm."""
 
     family: str
     arm: str  # of a weighted sum its name
@@ -44,16 +44,10 @@ class Paired:
     weights: dict[str, float]
     sides: tuple[str, str]  # what is compared with what, in words
     key: str  # weights and runs: the same under several budgets that the same runs serve, which are one comparison
-
-
-@dataclass(kw_only=True)
-class Contrast(Paired, Comparison):
-    """A comparison with its verdict."""
-
-    regret: float | None  # expected, of the arm's tuned hyperparameters
-    baseline_regret: float | None
-    mean_without_regret: float | None
-    is_tuning_counted: bool
+    regret: float | None = None  # expected, of the arm's tuned hyperparameters
+    baseline_regret: float | None = None
+    mean_without_regret: float | None = None
+    is_tuning_counted: bool = False
     undecided_by: str | None = None
     failed_arms: list[str] = field(default_factory=list)  # whose searches have undone a verdict
 
@@ -102,7 +96,7 @@ def level_of(record: AblationRecord) -> float:
 
 def _paired(
     record: AblationRecord, runs: pd.DataFrame, budget: str, weights: dict[str, float], name: str = ""
-) -> Paired:
+) -> Contrast:
     """The runs of a comparison and their differences; `name` is that of a weighted sum."""
     of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)].set_index("seed") for arm in weights}
     scores = {arm: rows[record.metric][rows.status == "done"] for arm, rows in of_arm.items()}
@@ -116,7 +110,7 @@ def _paired(
         return {arm: own for arm, own in seeds.items() if own}
 
     family = "interaction" if name else "primary" if arm in record.primary else "secondary"
-    return Paired(
+    return Contrast(
         family=family,
         arm=name or arm,
         baseline=weighted_sum(weights) if name else other,
@@ -149,7 +143,7 @@ def _sides(weights: Mapping[str, float]) -> tuple[str, str]:
 
 
 def _tested(
-    record: AblationRecord, family: str, members: Sequence[Paired], tunings: Mapping[str, TuningVariance | None]
+    record: AblationRecord, family: str, members: Sequence[Contrast], tunings: Mapping[str, TuningVariance | None]
 ) -> dict[str, Comparison]:
     own = {member.key: member for member in members if member.family == family}
     return judge(
@@ -163,33 +157,26 @@ def _tested(
 
 
 def _contrast(
-    member: Paired,
+    member: Contrast,
     tested: Comparison,
     regrets: Mapping[str, Regret],
     is_tuning_counted: bool,
     failed_searches: Mapping[str, str],
 ) -> Contrast:
     expected = {arm: regrets[arm].mean for arm in member.weights if arm in regrets}
-    values = {**asdict(tested), **vars(member)}
+    values: dict[str, Any] = asdict(tested) | {"is_tuning_counted": is_tuning_counted}
     if member.equivalence_margin is None:
         values |= {"p_equivalent": None, "p_equivalent_adjusted": None}
-    without = None
     if is_tuning_counted and tested.mean_difference is not None:
         shift = sum(weight * expected[arm] for arm, weight in member.weights.items())
-        without = tested.mean_difference - (shift if METRICS[member.metric][0] else -shift)
+        values["mean_without_regret"] = tested.mean_difference - (shift if METRICS[member.metric][0] else -shift)
     if undone := _undone(member, tested.verdict, failed_searches):
         values |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "limited_by": None}
     regret, baseline_regret = (expected.get(side) for side in member.sides)
-    return Contrast(
-        **values,
-        regret=regret,
-        baseline_regret=baseline_regret,
-        mean_without_regret=without,
-        is_tuning_counted=is_tuning_counted,
-    )
+    return replace(member, **values, regret=regret, baseline_regret=baseline_regret)
 
 
-def _undone(member: Paired, verdict: str, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
+def _undone(member: Contrast, verdict: str, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
     """Why a verdict cannot be given whatever the differences are, and the arms to which it is due.
 
     An arm that was stopped has too few pairs for one. An arm of which no setting trains is compared with nothing.

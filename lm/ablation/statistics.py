@@ -97,9 +97,9 @@ def minimum_detectable_effect(sd: float, n: int, alpha: float = ALPHA, tuning: T
 class Comparison:
     """What paired differences say, in the metric's unit. Everything that needs two seeds is None with fewer."""
 
-    n_seeds: int
-    mean_difference: float | None
-    wins: int  # seeds on which the arm is better
+    n_seeds: int = 0
+    mean_difference: float | None = None
+    wins: int = 0  # seeds on which the arm is better
     sd: float | None = None
     tuning_sd: float = 0.0  # of the mean, because each arm's settings may not be its best
     df: float | None = None  # of the interval and the tests
