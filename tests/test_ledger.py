@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from scipy import stats
 
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series, series_table
-from lm.ablation.record import read_record, write_record
+from lm.ablation.record import read_record
 from lm.ablation.results import RunReader, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
@@ -70,14 +69,16 @@ def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys
     assert "asked before" not in capsys.readouterr().err
     small.run("model.d_model=32.0", arms=more, primary=["untied"], folder="spelt")
     assert "asked before: 1 time, last in out" in capsys.readouterr().err
+    small.run(arms=arms, seeds=[1, 0], baseline="untied", primary=[], folder="swapped")
+    small.run(arms=arms, contrasts={"same": {"tied": -2, "untied": 2}}, folder="sum")
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert [*frame["arm"]] == ["untied", "scaled"]
+    assert ([*frame["arm"]], [*frame["folder"]]) == (["tied", "scaled"], ["swapped", "out"])
     sums = {"both": {"untied": 1, "tied": -2, "scaled": 1}, "half": {"untied": 2, "tied": -1, "scaled": -1}}
     small.run(arms=more, primary=["untied"], contrasts=sums)
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert [*frame["arm"]] == ["untied", "scaled", "both", "half"]
+    assert [*frame["arm"]] == ["tied", "scaled", "both", "half"]
     assert "half: 2 untied - tied - scaled" in series_table(frame)
-    assert frame["difference"][3] == pytest.approx(2 * frame["difference"][0] - frame["difference"][1])
+    assert frame["difference"][3] == pytest.approx(-2 * frame["difference"][0] - frame["difference"][1])
 
 
 def test_fewer_pairs_of_the_same_runs_take_no_verdict_back(small: Lab) -> None:
@@ -94,8 +95,8 @@ def test_a_look_that_decides_ends_its_comparison_and_can_be_confirmed(small: Lab
     (row,) = series(read_ledger(small.root / "ledger.csv")).to_dict("records")
     assert (row["verdict"], row["pairs"], row["seeds"]) == ("better", 3, [0, 1, 2, 3])
     assert row["p"] == pytest.approx(2 * results.contrasts["p"][0]), "at one of two looks"
-    asked = confirmation(small.out, read_ledger(small.root / "ledger.csv"))
-    assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102], "out-confirm")
+    asked = confirmation(small.out, read_ledger(small.root / "ledger.csv"), small.root / "again")
+    assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102], "test-confirm")
 
 
 @pytest.mark.parametrize("broken", ["record_ended", "write_report"])
@@ -177,15 +178,19 @@ def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(sm
     arms = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied_scaled"]}
     offsets = {"scaled": 1}
     with pytest.raises(UserError, match=r"out: holds no ablation\.json"):
-        confirmation(small.out, [])
+        confirmation(small.out, [], small.root / "again")
     small.run(seeds=[100, 102], arms=arms | {"scaled": ["head=tied"]}, seed_offsets=offsets)
     ledger = read_ledger(small.root / "ledger.csv")
-    asked = confirmation(small.out, [*ledger, row(0, "", 0.0) | {"seeds": "104 105", "tuning_seeds": "106"}])
+    asked = confirmation(
+        small.out, [*ledger, row(0, "", 0.0) | {"seeds": "104 105", "tuning_seeds": "106"}], small.root / "again"
+    )
     assert (asked["arms"], asked["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert asked["seeds"] == [107, 109], "108 and 110 are those of the offset"
-    assert asked["name"] == "out-confirm"
+    assert asked["name"] == "test-confirm"
     with pytest.raises(UserError, match="too few seeds of 100 to 999"):
-        confirmation(small.out, [row(0, "", 0.0) | {"seeds": " ".join(map(str, range(103, 1000)))}])
+        confirmation(
+            small.out, [row(0, "", 0.0) | {"seeds": " ".join(map(str, range(103, 1000)))}], small.root / "again"
+        )
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
 
 
@@ -225,19 +230,6 @@ def test_a_run_that_was_half_taken_over_is_in_no_folder(small: Lab, monkeypatch:
     assert small.results(folder="killed") == {}
     assert len(small.results(folder="third")) == 4
     assert [*small.run(folder="killed").counts().values()] == [4, 0, 0, 0]
-
-
-def test_each_folder_has_a_confirmation_of_its_own(small: Lab) -> None:
-    for folder in ("a" * 40, f"{'a' * 39}b"):
-        small.run(folder=folder)
-    names = {confirmation(small.root / folder, [])["name"] for folder in ("a" * 40, f"{'a' * 39}b")}
-    assert (len(names), {len(name) for name in names}) == (2, {40})
-    record = read_record(small.root / ("a" * 40))
-    Path("ablations/out-confirm").mkdir(parents=True)
-    write_record(replace(record, common=["seed=3"]), Path("ablations/out-confirm"))
-    small.run()
-    with pytest.raises(UserError, match="out-confirm holds another confirmation"):
-        confirmation(small.out, [])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ added: what a deleted folder has asked counts. Of a hundred useless changes two 
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -24,7 +23,7 @@ from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from lm.config.ablation import weighted_sum
-from lm.config.checks import reading, without_secrets
+from lm.config.checks import reading
 from lm.config.identity import config_hash
 from lm.report.pages import signed
 from lm.system.files import csv_text, json_sha256, read_csv, write_text
@@ -234,8 +233,8 @@ def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
 FRESH = range(100, 1000)
 
 
-def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Path | None = None) -> dict[str, Any]:
-    """The content of a question that asks that of the folder `source` anew, with as many seeds.
+def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
+    """The content of a question that asks that of the folder `source` anew in `folder`, with as many seeds.
 
     Seeds of runs and of trials are the first of 100 to 999 that neither the ledger nor the folder has used; those of a
     confirmation that has begun are its own. Raises UserError if the folder holds no finished ablation.
@@ -245,22 +244,12 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     record = read_record(source)
     if not record.ended or record.untuned():
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    name = _name(source)
-    folder = output_dir or Path("ablations") / name
     arms = [*dict.fromkeys(arm for asked in record.asked() for arm in _chain(record, asked))]
     steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    common = [*record.common, *record.overrides, *steps]
-    overrides = {arm: record.arms[arm].overrides for arm in arms}
     if (folder / FILE).exists():
         begun = read_record(folder)
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
-        is_same = all(
-            getattr(begun, key) == getattr(record, key) for key in ("baseline", "metric", "equivalence_margin")
-        )
-        is_same &= {name: arm.overrides for name, arm in begun.arms.items()} == overrides
-        if not is_same or begun.common != without_secrets(common):
-            raise UserError(f"confirm={source}: {folder} holds another confirmation; name another output_dir")
     else:
         n = len(record.seeds)
         fresh = [*islice(_fresh(record, used_seeds(ledger)), n + len(record.tune.seeds))]
@@ -270,20 +259,14 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
     asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
-        "name": name,
+        "name": f"{record.name[:32]}-confirm",
         "question": f"Confirmation on fresh seeds: {record.question}",
-        "arms": overrides,
+        "arms": {arm: record.arms[arm].overrides for arm in arms},
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base,
-        "overrides": common,
+        "overrides": [*record.common, *record.overrides, *steps],
     }
-
-
-def _name(source: Path) -> str:
-    """Of the confirmation of a folder, which is that of one folder only, in at most 40 characters."""
-    name = re.sub(r"[^\w.-]", "_", source.resolve().name)
-    return f"{name if len(name) <= 32 else f'{name[:23]}-{json_sha256(name)[:8]}'}-confirm"
 
 
 def _chain(record: AblationRecord, arm: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ Every setting of train changes all arms. They are not listed here: lm-lab train 
 """
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -152,7 +153,8 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
         of_folders = [quoted(word, kinds_of(AblateConfig)) for word in words if key_of(word) in FOLDERS]
         typed = {key: Path(str(value)).expanduser() for key, (value,) in values_of(of_folders).items()}
         ledger = read_ledger(typed.get("ledger", Path(LEDGER)))
-        return choose(confirmation(typed["confirm"], ledger, typed.get("output_dir")))
+        folder = typed.get("output_dir", Path(os.path.relpath(f"{typed['confirm'].resolve()}-confirm")))  # beside it
+        return [*choose(confirmation(typed["confirm"], ledger, folder)), f"output_dir={string(str(folder))}"]
     if not files:
         return []
     if len(files) > 1 or "ablation" in map(key_of, words):
