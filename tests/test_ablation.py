@@ -33,7 +33,6 @@ from lm.ablation.record import (
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
-from lm.ablation.tables import plan_table
 from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
@@ -106,7 +105,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
         shutil.rmtree(lab.out / kind)
     (lab.out / "report.html").unlink()  # so that all is written again
     after = lab.run(tune=tune)
-    assert "finished runs without a folder, read from results.csv: 4; " in plan_table(lab.plans[-1], lab.steps[-1])
+    assert "finished runs without a folder, read from results.csv: 4; " in lab.tables[-1]
     assert not [*lab.out.glob("*/*/model")], "nothing was trained"
     assert {name: (lab.out / name).read_text() for name in kept} == kept
     assert after.contrasts.equals(before.contrasts)
@@ -340,7 +339,7 @@ def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, c
     assert "decided with 3 of 4 seeds: 2 runs were not made" in (lab.out / "report.md").read_text()
     again = lab.run(**LOOKS)
     assert (len(made), again.record.seeds) == (6, [0, 1, 2]), "a later call finds it decided"
-    assert "a look has decided with 3 of 4 seeds" in plan_table(lab.plans[-1], lab.steps[-1])
+    assert "a look has decided with 3 of 4 seeds" in lab.tables[-1]
     assert "Seeds were added" not in summaries(again)
     assert "Seeds were added after the ablation had ended (with 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lm.ablation.results import Results
-from lm.ablation.tables import plan_table
 from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
 from lm.training.train import train
@@ -57,7 +56,7 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
     shutil.rmtree(lab.out / "bases")
     lab.run(**plan)
     assert (lab.results("bases"), lab.results()) == ({}, cells), "no missing run needs one"
-    assert "2 base runs, one for each seed" in plan_table(lab.plans[-1], lab.steps[-1])
+    assert "2 base runs, one for each seed" in lab.tables[-1]
     lost = next(run for run in lab.asked() if (run.arm, run.seed) == ("tied", 0)).run_dir
     shutil.rmtree(lab.out / lost)
     (lab.out / "results.csv").unlink()

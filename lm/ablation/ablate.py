@@ -41,7 +41,7 @@ def ablate(
     config: AblateConfig,
     runs: dict[str, RunConfig],
     command: str,
-    on_plan: Callable[[Plan, Step], None] = lambda plan, step: None,
+    on_plan: Callable[[Plan, Step, Results], None] = lambda plan, step, results: None,
     base: RunConfig | None = None,
 ) -> Results:
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
@@ -62,15 +62,16 @@ def ablate(
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     record = record_of(plan, step)
-    on_plan(plan, step)
+    results = results_of(record, plan.reader)
+    on_plan(plan, step, results)
     if config.plan_only:
-        return results_of(record, plan.reader)
+        return results
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         is_done = before is not None and before.ended and not step.missing and _is_same(record, before)
         if is_done and (folder / "report.html").exists():
-            return results_of(record, plan.reader)  # nothing to do; `report` draws the report again
+            return results  # nothing to do; `report` draws the report again
         progress = _Progress(plan)
         write_record(record, folder)
         if earlier := record_asked(Path(config.ledger), plan, is_new=before is None):

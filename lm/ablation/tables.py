@@ -8,7 +8,7 @@ from lm.ablation import views
 from lm.ablation.contrasts import level_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.record import BASE, UNUSED
-from lm.ablation.results import Results, results_of
+from lm.ablation.results import Results
 from lm.ablation.sentences import digits_of
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings, report_warnings
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     from lm.ablation.plan import Plan, Step  # imports torch
 
 
-def plan_table(plan: "Plan", step: "Step") -> str:
+def plan_table(plan: "Plan", step: "Step", results: Results) -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
-    from lm.ablation.plan import record_of, seconds_to_go  # which import torch
+    from lm.ablation.plan import seconds_to_go  # which imports torch
     from lm.system.device import busy
 
-    config, record = plan.config, record_of(plan, step)
+    config, record = plan.config, results.record
     head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
     for arm in plan.arms.values():
         tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
-    results = results_of(record, plan.reader)
     lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results)]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
     if lost := lost_to_new_code(plan, step):

@@ -66,9 +66,9 @@ def program(config: DictConfig) -> None:
     from lm.ablation.ablate import ablate
     from lm.ablation.export import report_json
     from lm.ablation.ledger import sd_of_pairs
-    from lm.ablation.plan import Plan, Step, record_of
+    from lm.ablation.plan import Plan, Step
     from lm.ablation.record import default_dir
-    from lm.ablation.results import results_of
+    from lm.ablation.results import Results
     from lm.ablation.tables import plan_json, plan_table
     from lm.cli.report import print_results, verdict_code
 
@@ -77,12 +77,11 @@ def program(config: DictConfig) -> None:
     command = shlex.join([*start, *(word for word in words if not is_verb(word))])  # for the record
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
 
-    def on_plan(plan: Plan, step: Step) -> None:
+    def on_plan(plan: Plan, step: Step, results: Results) -> None:
         if ablation.exit_code == "verdict":
-            verdict_code(results_of(record_of(plan, step), plan.reader))  # refuses several before anything is run
-        print(plan_table(plan, step), file=file, flush=True)
+            verdict_code(results)  # refuses several before anything is run
+        print(plan_table(plan, step, results), file=file, flush=True)
         if ablation.plan_only and ablation.json:
-            results = results_of(record_of(plan, step), plan.reader)
             planned = plan_json(plan, step, sd_of_pairs(Path(ablation.ledger), results))
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
         if questions and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:

@@ -52,6 +52,7 @@ class Lab:
     common: list[str] = field(default_factory=list)  # overrides of all arms beside SMALL
     plans: list[Plan] = field(default_factory=list)  # of all calls
     steps: list[Step] = field(default_factory=list)  # with which they begin
+    tables: list[str] = field(default_factory=list)  # what is said of a plan
 
     @property
     def out(self) -> Path:
@@ -71,7 +72,12 @@ class Lab:
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
         base = compose_base(ablation, list(typed), runs, _compose)
-        on_plan = lambda plan, step: (self.plans.append(plan), self.steps.append(step))  # noqa: E731
+
+        def on_plan(plan: Plan, step: Step, results: Results) -> None:
+            self.plans.append(plan)
+            self.steps.append(step)
+            self.tables.append(plan_table(plan, step, results))
+
         return ablate(config, runs, "the command", on_plan, base)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
@@ -81,7 +87,8 @@ class Lab:
 
     def table(self, *typed: str, **changes: Any) -> str:
         """What is said of a plan."""
-        return plan_table(self.plan(*typed, **changes), self.steps[-1])
+        self.plan(*typed, **changes)
+        return self.tables[-1]
 
     def asked(self, *purposes: str) -> list[RunSpec]:
         """The runs that the last call begins with."""
