@@ -107,6 +107,9 @@ def test_what_is_said_of_a_study_follows_from_its_rows(name: str) -> None:
                 verdict = "undecided"
             assert contrast.verdict == verdict or contrast.diverged
             size = f"{abs(t.mean()):.{decimals(margin)}f}"
+            for arm in (contrast.arm, contrast.baseline):  # by its name, or by the value that makes it
+                value = "".join(record.arms[arm].overrides[-1:]).partition("=")[2]
+                assert arm in contrast.sentence or (value and value in contrast.sentence)
             for words in (contrast.verdict, size, f"{contrast.n_seeds} seeds"):
                 assert words in contrast.sentence
 

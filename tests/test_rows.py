@@ -1,6 +1,7 @@
 """The verdict on rows of any program: that of an ablation on the same values, what is left out, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def test_values_of_an_untuned_study_have_its_verdicts_and_the_intervals_of_scipy
     more, less = (judge(rows, baseline, higher=higher).contrasts for higher in (True, False))
     for row in study.contrasts.itertuples():
         again, test = answer.contrasts.loc[row.Index], stats.ttest_rel(wide[row.arm], wide[baseline])
+        interval = re.search(r"[-+][.0-9]+ nats per token\W+(95 % CI .*? seeds)", row.sentence)
         assert again.verdict == row.verdict
+        assert interval is None or interval[1] in again.sentence
         numbers = ["ci_low", "ci_high", "p", "mean_difference", "sd", "p_adjusted", "p_equivalent_adjusted"]
         expected = pytest.approx([getattr(row, key) for key in numbers], abs=1e-9, nan_ok=True)
         assert [*again[numbers]] == expected
