@@ -244,7 +244,9 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     record = read_record(source)
     if not record.ended or record.untuned():
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    arms = [*dict.fromkeys(arm for asked in record.asked() for arm in _chain(record, asked))]
+    arms = record.asked()
+    while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
+        arms = [*(arm for arm in record.arms if arm in bases), *arms]
     steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     if (folder / FILE).exists():
@@ -267,13 +269,6 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
         "base": record.base,
         "overrides": [*record.common, *record.overrides, *steps],
     }
-
-
-def _chain(record: AblationRecord, arm: str) -> Iterator[str]:
-    """The baselines of an arm, the last one first, then the arm."""
-    if other := record.pairs.get(arm):
-        yield from _chain(record, other)
-    yield arm
 
 
 def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
