@@ -165,47 +165,28 @@ GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2", "silu")
 PRE_NORM: Settings = {"norm_order": ("pre",)}
 ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)} | PRE_NORM
 LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)} | PRE_NORM
+APERTUS_PARTS = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+PLAIN, NORMED, NO_BIAS = {"qk_norm": (False,)}, {"qk_norm": (True,)}, {"bias": (False,)}
+
+
+def _like_llama(model_type: str, keys: dict[str, str], accepts: Settings, **parts: str) -> Architecture:
+    """What is a Llama but for further keys, for what it accepts, and for the names of some parts."""
+    name = f"{model_type.capitalize()}ForCausalLM"
+    keys, accepts, parts = LLAMA_KEYS | keys, ROPE | accepts, LLAMA_PARTS | parts
+    return Architecture(name=name, model_type=model_type, keys=keys, accepts=accepts, parts=parts)
+
+
 ARCHITECTURES = (
-    Architecture(
-        name="LlamaForCausalLM",
-        model_type="llama",
-        keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
-        accepts=ROPE | {"qk_norm": (False,), "ffn": GATED},
-        parts=LLAMA_PARTS,
-    ),
-    Architecture(
-        name="Qwen3ForCausalLM",
-        model_type="qwen3",
-        keys=LLAMA_KEYS | ATTENTION_BIAS,
-        accepts=ROPE | {"qk_norm": (True,), "ffn": GATED, "bias": (False,)},
-        parts=LLAMA_PARTS,
-    ),
-    Architecture(
-        name="Qwen2ForCausalLM",
-        model_type="qwen2",
-        keys=LLAMA_KEYS,
-        accepts=ROPE | {"qk_norm": (False,), "ffn": GATED, "bias": (False,), "attention_bias": ("qkv",)},
-        parts=LLAMA_PARTS,
-    ),
-    Architecture(
-        name="ArceeForCausalLM",
-        model_type="arcee",
-        keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
-        accepts=ROPE | {"qk_norm": (False,), "ffn": UNGATED},
-        parts=LLAMA_PARTS,
-    ),
-    Architecture(
-        name="ApertusForCausalLM",
-        model_type="apertus",
-        keys=LLAMA_KEYS | ATTENTION_BIAS,
-        accepts=ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
-        parts=LLAMA_PARTS | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
-    ),
+    _like_llama("llama", ATTENTION_BIAS | MLP_BIAS, PLAIN | {"ffn": GATED}),
+    _like_llama("qwen3", ATTENTION_BIAS, NORMED | {"ffn": GATED} | NO_BIAS),
+    _like_llama("qwen2", {}, PLAIN | {"ffn": GATED, "attention_bias": ("qkv",)} | NO_BIAS),
+    _like_llama("arcee", ATTENTION_BIAS | MLP_BIAS, PLAIN | {"ffn": UNGATED}),
+    _like_llama("apertus", ATTENTION_BIAS, NORMED | {"ffn": UNGATED} | NO_BIAS, **APERTUS_PARTS),
     Architecture(
         name="GPT2LMHeadModel",
         model_type="gpt2",
         keys=GPT2_KEYS,
-        accepts=LEARNED | {"qk_norm": (False,), "ffn": UNGATED},
+        accepts=LEARNED | PLAIN | {"ffn": UNGATED},
         parts=GPT2_PARTS,
         trunk="transformer",
         constants={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
