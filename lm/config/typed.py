@@ -7,6 +7,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from lm.config.checks import UserError
 
+_hints = cache(get_type_hints)  # of a class they never change, and are slow to find
+
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
     """A value from JSON or YAML as a dataclass, a list, a dict or a plain type; an int is a float too.
@@ -35,8 +37,3 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     if origin is dict:
         return {name: build(arguments[1], item, f"{key}.{name}") for name, item in content.items()}
     return value
-
-
-@cache  # of a class it never changes, and is slow to find
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)

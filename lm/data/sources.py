@@ -207,11 +207,8 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
     if config.source == "stdlib":
         return TextFiles("data=stdlib", _stdlib(), cache)
     assert config.path is not None
-    place, files = f"{key}={config.path}", Names()
-    if is_url(config.path):
-        files[""] = config.path
-    else:
-        files |= local_files(config.path, SUFFIXES.get(config.source, ()), key)
+    place, suffixes = f"{key}={config.path}", SUFFIXES.get(config.source, ())
+    files: Names = {"": config.path} if is_url(config.path) else {**local_files(config.path, suffixes, key)}
     if config.source in READERS:
         return Tables(place, files, cache, config.source, config.column)
     if config.source == "text":

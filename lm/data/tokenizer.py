@@ -32,6 +32,7 @@ JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
 
 log = logging.getLogger(__name__)
+_warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,7 +167,8 @@ class Tokenizer:
             unknown = "".join(dict.fromkeys(c for c in prompt if c not in vocabulary))
             if not unknown:
                 raise
-            _warn_of_unknown(unknown)
+            characters = " ".join(map(repr, unknown))
+            _warn_once("the model does not know %s: the prompt is continued without", characters)
             return "".join(c for c in prompt if c in vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -261,15 +263,6 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     with error_prefix(str(path)):
         tokenizer = Tokenizer(backend, eot)
     if tokenizer.dropout:
-        _warn_of_dropout(path, tokenizer.dropout)
+        note = "%s: its BPE dropout of %g is switched off, so a text has the same tokens each time"
+        _warn_once(note, path, tokenizer.dropout)
     return tokenizer
-
-
-@cache
-def _warn_of_unknown(characters: str) -> None:
-    log.warning("the model does not know %s: the prompt is continued without", " ".join(map(repr, characters)))
-
-
-@cache  # once, however often the file is read
-def _warn_of_dropout(path: Path, dropout: float) -> None:
-    log.warning("%s: its BPE dropout of %g is switched off, so a text has the same tokens each time", path, dropout)
