@@ -89,14 +89,13 @@ def program(config: DictConfig) -> None:
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command, on_plan, base)
-    if not ablation.plan_only:
-        print_results(results, ablation.json)
-    for question in questions if not ablation.plan_only else ():
+    if ablation.plan_only:
+        return
+    print_results(results, ablation.json)
+    for question in questions:
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path}")
-    if ablation.plan_only:
-        return
     counts = results.counts()
     if counts["failed"] or counts["missing"] or results.record.untuned():  # missing: what they start from has failed
         sys.exit(1)

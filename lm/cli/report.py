@@ -91,10 +91,7 @@ def print_results(results: "Results", as_json: bool) -> None:
     from lm.ablation.export import report_json
     from lm.ablation.tables import result_table
 
-    if as_json:
-        print(json.dumps(report_json(results), allow_nan=False))
-    else:
-        print(result_table(results))
+    print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
 
 
 def verdict_code(results: "Results") -> int:
