@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import reduce
@@ -95,6 +96,10 @@ class AblationRecord(Question):
 
     def of(self, purpose: str) -> list[Run]:
         return [run for run in self.runs if run.purpose == purpose]
+
+    def searches(self, arm: str) -> dict[tuple[tuple[str, float], ...], int]:
+        """The settings of the trials of an arm, and the last search that each belongs to."""
+        return {tuple(run.values.items()): run.search for run in self.of(TRIAL) if run.arm == arm}
 
     def seeds_of(self, arm: str) -> list[int]:
         """Of its pairs: fewer where it was stopped."""
@@ -211,6 +216,17 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
             difference = f"{key} is {before} there, {value} now"
             raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in the folder of an ablation or of a run. Holds the lock for a moment if none does."""
+    if not os.access(folder / LOCK, os.W_OK):
+        return False
+    try:
+        with filelock.FileLock(folder / LOCK, blocking=False):
+            return False
+    except OSError as error:  # on a file system without locks nobody works
+        return isinstance(error, filelock.Timeout)
 
 
 @contextlib.contextmanager

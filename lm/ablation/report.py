@@ -17,12 +17,11 @@ import pandas as pd
 
 from lm.ablation import figures, views
 from lm.ablation.export import curves_csv, report_json, results_frame
-from lm.ablation.record import BASE, LOCK, lock_output_dir
+from lm.ablation.record import BASE, is_locked
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
 from lm.ablation.sentences import digits_of, percent
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
-from lm.config import UserError
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of
 from lm.report.figures import inline
@@ -45,11 +44,7 @@ HELD_EQUAL = {
 def write_report(results: Results) -> None:
     """Write the report into the folder of the ablation."""
     folder = results.folder
-    drawn = {
-        "forest": figures.forest(results),
-        "learning": figures.learning(results),
-        "tuning": figures.tuning(results),
-    }
+    drawn = {draw.__name__: draw(results) for draw in (figures.forest, figures.learning, figures.tuning)}
     context = summary(results, _basis(results), report_warnings(results))
     write_pages(folder, drawn, context, _details(results), report_json(results))
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
@@ -82,7 +77,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
     return {
         "title": record.question,
         "running": running,
-        "refresh": running and _is_at_work(results),
+        "refresh": running and not record.ended and is_locked(results.folder),  # else nobody writes the page again
         "digits": max(map(digits_of, comparisons.to_dict("records"))),
         "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
@@ -98,17 +93,6 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES.get(record.metric, "value"),
     }
-
-
-def _is_at_work(results: Results) -> bool:
-    """Whether a process is making the runs, and will write the page again."""
-    if results.record.ended or not (results.folder / LOCK).exists():
-        return False
-    try:
-        with lock_output_dir(results.folder):
-            return False
-    except UserError:
-        return True
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:

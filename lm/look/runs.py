@@ -1,12 +1,9 @@
 """What the list of runs shows: each run with its curve, whether it is being trained, and the ablation that asked."""
 
-import os
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
-
-import filelock
 
 from lm.ablation.results import read_results
 from lm.ablation.run_files import RunFiles
@@ -60,17 +57,6 @@ def _has_model(path: Path) -> bool:
     with suppress(UserError, OSError):
         return bool(model_folder(path))
     return False
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process is writing to a run's directory. Holds the lock for a moment if none is."""
-    if not os.access(path / ".lock", os.W_OK):
-        return False
-    try:
-        with filelock.FileLock(path / ".lock", blocking=False):
-            return False
-    except filelock.Timeout:
-        return True
 
 
 def described_ablation(folder: Path) -> dict[str, Any]:

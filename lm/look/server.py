@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
 
+from lm.ablation.record import is_locked
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.config import UserError, require
@@ -26,7 +27,7 @@ from lm.config.checks import DAMAGE, require_seed
 from lm.config.typed import build
 from lm.inference.sampling import Sampling
 from lm.look.models import LoadedModel, load, same_tokenizer
-from lm.look.runs import described_ablation, described_run, is_locked
+from lm.look.runs import described_ablation, described_run
 from lm.look.views import attention, continuations, embeddings, opening, scored_text
 from lm.report.figures import INK, line_styles
 from lm.report.pages import render, script_hash
