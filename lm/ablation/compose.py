@@ -68,16 +68,14 @@ def compose_base(
             raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
         base = _not_by_length(compose([*(_by_key([*config.overrides, *typed]) | own).values()]))
         base.check_init()
-    _check_lengths({"ablation.base": flat(asdict(base))})
-    base_settings = flat(asdict(base))
+    own_settings = flat(asdict(base))
+    _check_lengths({"ablation.base": own_settings})
     for name, run in runs.items():
         for key, value in flat(asdict(run)).items():
-            is_shared = key.startswith(SHARED) and key not in NOT_SHARED
-            if is_shared and not agrees(key.removeprefix("model."), value, base_settings.get(key)):
+            is_shared, own_value = key.startswith(SHARED) and key not in NOT_SHARED, own_settings.get(key)
+            if is_shared and not agrees(key.removeprefix("model."), value, own_value):
                 advice = "they have it in common: choose it among the overrides"
-                raise UserError(
-                    f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
-                )
+                raise UserError(f"ablation.base: {key} is {own_value}, that of {name} is {value}; {advice}")
     return base
 
 

@@ -63,15 +63,13 @@ def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, An
 
 def report_json(results: Results) -> dict[str, Any]:
     """The report in numbers; what is not known is null."""
-    record, reported = results.record, views.distinct(results.reported())
+    record = results.record
+    made = {"reported": views.distinct(results.reported()), "trials": results.trials}
     content = verdict_json(results, report_warnings(results))
     content["runs"]["rows"] = len(views.rows_alone(results))
     content |= {
         "cost": {
-            name: {
-                kind: float(runs["seconds"][runs["arm"] == name].sum())
-                for kind, runs in (("reported", reported), ("trials", results.trials))
-            }
+            name: {kind: float(runs["seconds"][runs["arm"] == name].sum()) for kind, runs in made.items()}
             for name in record.arms
         },
         "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},

@@ -207,18 +207,13 @@ def _search(plan: Plan) -> tuple[list[RunSpec], Tuned, tuple[int, int]]:
                     arms[name], is_new = replace(arms[name], losses=losses), True
     runs = list[RunSpec]()
     for name in names:
-        made = [(dict(values), search) for values, search in _recorded(plan, name).items()] if name in kept else []
+        made = [(dict(values), search) for values, search in plan.before.searches(name).items()] if name in kept else []
         made += state.trials.get(name, ())
         made += [(values, 0) for values in state.next_trials.get(name, ())]
         runs += [run for values, search in made for run in plan.trial(name, values, search)]
     tuned = {name: (arm.settings, arm.centre) for name, arm in state.arms.items()}
     tuned |= {name: (before.tuned, before.centre) for name, before in kept.items()}
     return runs, tuned, _trials_to_go(arms, state, config)
-
-
-def _recorded(plan: Plan, name: str) -> dict[tuple[tuple[str, float], ...], int]:
-    """The trials of an arm by an earlier call: their settings, and the last search that each belongs to."""
-    return {tuple(run.values.items()): run.search for run in plan.before.of(TRIAL) if run.arm == name}
 
 
 def _kept(plan: Plan, name: str) -> ArmRecord | None:

@@ -155,13 +155,10 @@ class Results:
             last = trials[trials["search"] == trials["search"][trials["status"].isin(ENDED)].max()]
             losses = []
             for _, runs in last.groupby("trial"):
-                if (runs["status"] == "diverged").any():
-                    loss = math.inf
-                elif (runs["status"] == "done").all():
-                    loss = sign * float(runs["score"].iloc[0])
-                else:
-                    continue
-                losses.append(({key: float(runs[key].iloc[0]) for key in arm.tuned}, loss))
+                score = sign * float(runs["score"].iloc[0])
+                loss = math.inf if (runs["status"] == "diverged").any() else score
+                if not math.isnan(loss):  # a trial that has not finished has no score
+                    losses.append(({key: float(runs[key].iloc[0]) for key in arm.tuned}, loss))
             if arm.tuned and losses:
                 tuned[name] = TunedArm.of(arm.tuned, arm.centre, losses, self.record.tune.factor)
         return tuned

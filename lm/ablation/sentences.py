@@ -47,7 +47,8 @@ def sentence(contrast: "Contrast", record: AblationRecord) -> str:
     Arms that are values of one setting are called by these values. Differences are signed: arm minus baseline.
     """
     costs = _costs(contrast, record)
-    undecided, finding = _undecided(contrast, record), _finding(contrast, record, costs)
+    undecided = _undecided(contrast, record)
+    finding = _finding(contrast, record, costs, undecided)
     if not (contrast.diverged or contrast.broken):
         return finding
     if contrast.verdict == "undecided" and contrast.mean_difference is not None:
@@ -57,7 +58,7 @@ def sentence(contrast: "Contrast", record: AblationRecord) -> str:
     return f"{finding} {_lost(contrast)}."
 
 
-def _finding(contrast: "Contrast", record: AblationRecord, costs: str) -> str:
+def _finding(contrast: "Contrast", record: AblationRecord, costs: str, undecided: str) -> str:
     """Confidence intervals (CI) are not corrected for the number of comparisons.
 
     Equivalence leaves 5 % for each side, so its CI is that of 90 %; where looks are planned, each leaves the level of a
@@ -65,7 +66,6 @@ def _finding(contrast: "Contrast", record: AblationRecord, costs: str) -> str:
     """
     arm, baseline = _names(contrast, record) or contrast.sides
     mean, low, high, margin = contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.equivalence_margin
-    undecided = _undecided(contrast, record)
     if mean is None:
         return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
     if low is None or high is None:
@@ -130,11 +130,9 @@ def _lost(contrast: "Contrast") -> str:
     """How many runs diverged, and on which seeds one failed."""
     parts = []
     if contrast.diverged:
-        counts = {arm: (len(contrast.diverged.get(arm, ())), n) for arm, n in contrast.ended.items()}
-        (name, (k, n)), *rest = counts.items()
-        parts += [
-            ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{arm} on {k} of {n}" for arm, (k, n) in rest)])
-        ]
+        counts = {arm: f"on {len(contrast.diverged.get(arm, ()))} of {n}" for arm, n in contrast.ended.items()}
+        (name, first), *rest = counts.items()
+        parts += [", ".join([f"{name} diverged {first} seeds", *map(" ".join, rest)])]
     parts += [f"{arm} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.broken.items()]
     return " and ".join(parts)
 

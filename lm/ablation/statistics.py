@@ -32,21 +32,16 @@ class TuningVariance:
     df: int  # degrees of freedom of its estimate
 
 
-def satterthwaite(*parts: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The variance of a sum of independent parts (variance, df), and its df (Satterthwaite, 1946; Welch, 1947)."""
-    total = sum(variance for variance, _ in parts)
-    return total, total**2 / sum(variance**2 / df for variance, df in parts)
-
-
 def effective_sd(sd: Any, n: Any, tuning: TuningVariance | None) -> tuple[Any, Any]:
     """The value for which sd / sqrt(n) is the total standard error (seeds and tuning), and its degrees of freedom.
 
-    Without tuning these are `sd` and n - 1. `sd` and `n` are numbers, or arrays of one shape.
+    Without tuning these are `sd` and n - 1. `sd` and `n` are numbers, or arrays of one shape. The variances of both
+    parts are added; the degrees of freedom of their sum are those of Satterthwaite (1946) and Welch (1947).
     """
     if tuning is None or not tuning.variance:
         return sd, n - 1
-    variance, df = satterthwaite((sd**2 / n, n - 1), (tuning.variance, tuning.df))
-    return np.sqrt(n * variance), df
+    of_seeds, variance = sd**2 / n, sd**2 / n + tuning.variance
+    return np.sqrt(n * variance), variance**2 / (of_seeds**2 / (n - 1) + tuning.variance**2 / tuning.df)
 
 
 @lru_cache(10_000)
@@ -77,7 +72,6 @@ def power(effect: float, n: int, alpha: float = ALPHA, df: float | None = None) 
 def standardized_mde(n: int, alpha: float, df: float) -> float:
     """The minimum detectable effect in standard deviations of a difference."""
     upper = (t_quantile(1 - alpha / 2, df) * _sd_quantiles(df)[-1] + 10) / math.sqrt(n)  # detected for certain
-
     return float(optimize.brentq(lambda effect: power(effect, n, alpha, df) - POWER, 0.0, upper))
 
 

@@ -16,7 +16,7 @@ in how many calls, makes no difference.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
@@ -64,9 +64,6 @@ class ArmTrials:
         names = [name.rpartition(".")[2] for name in self.start]
         rates = tuple(j for j, name in enumerate(names) if name in ("lr", "adam_lr"))
         return rates or tuple(j for j, name in enumerate(names) if name.endswith("lr_multiplier"))
-
-    def search(self, centre: Key, factor: float) -> "Search":
-        return Search(centre, factor, self.learning_rates())
 
     def key(self, settings: Mapping[str, float]) -> Key:
         return tuple(round_value(settings[name]) for name in self.start)
@@ -287,7 +284,7 @@ def _search(
     A search for which the arm has not enough trials left is not begun.
     """
     size = search_size(len(arm.start), config)
-    searches = [arm.search(arm.key(arm.start), config.factor)]
+    searches = [Search(arm.key(arm.start), config.factor, arm.learning_rates())]
     while True:
         last = searches[-1]
         if missing := last.advance(arm, size, is_allowed):
@@ -297,7 +294,7 @@ def _search(
         is_settled = (np.abs(optimum) <= SETTLED).all() or centre in [search.centre for search in searches]
         if is_settled or n_tried + size > config.trials:
             return searches, []
-        searches.append(arm.search(centre, config.factor))
+        searches.append(replace(searches[0], centre=centre, losses={}))
 
 
 def search_size(k: int, config: TuneConfig) -> int:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pandas as pd
 
-from lm.ablation.record import TRIAL, AblationRecord
+from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.ablation.sentences import percent
 from lm.config.ablation import BUDGET_NAMES, METRICS
@@ -88,13 +88,6 @@ def stopped_early(results: Results) -> str:
         return ""
     n_saved = len(distinct(results.reported())) * (looks[-1] - n) // n
     return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs were not made"
-
-
-def last_search_size(record: AblationRecord, arm: str) -> int:
-    """How many trials the last search of a tuned arm has."""
-    trials = {tuple(run.values.items()): run.search for run in record.of(TRIAL) if run.arm == arm}
-    last = max(trials.values(), default=0)
-    return sum(search == last for search in trials.values()) if record.arms[arm].tuned else 0
 
 
 # --- runs

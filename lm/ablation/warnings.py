@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from lm.ablation import views
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
@@ -36,11 +38,6 @@ class Weakness(NamedTuple):
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Weakness]:
     return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
-
-
-def plan_warnings(record: AblationRecord) -> list[Weakness]:
-    """What the plan alone says, before anything is run."""
-    return [*_of_plan(record)]
 
 
 def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
@@ -80,7 +77,8 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     yield from _about("Finished runs no longer count", _replaced(results), detail)
 
 
-def _of_plan(record: AblationRecord) -> Iterator[Weakness]:
+def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
+    """What the plan alone says, before anything is run."""
     yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
     first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
     if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
@@ -209,13 +207,12 @@ def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
     If none has more than these, all arms: then nothing says how noisy a trial is.
     """
-    keys = {
-        name: [key for key in record.tune.hyperparameters if arm.settings.get(key)] for name, arm in record.arms.items()
-    }
-    numbers = {}
-    for name, varied in keys.items() if record.tune.trials else ():
-        if varied:
-            numbers[name] = views.last_search_size(record, name) or search_size(len(varied), record.tune)
+    keys, numbers = dict[str, list[str]](), dict[str, int]()
+    for name, arm in record.arms.items() if record.tune.trials else ():
+        searches = [*record.searches(name).values()] if arm.tuned else []
+        keys[name] = [key for key in record.tune.hyperparameters if arm.settings.get(key)]
+        if keys[name]:
+            numbers[name] = searches.count(max(searches, default=0)) or search_size(len(keys[name]), record.tune)
     nothing_pooled = all(n <= 1 + 2 * len(keys[name]) for name, n in numbers.items())
     for name, n in numbers.items():
         if nothing_pooled or n < 1 + 2 * len(keys[name]):
@@ -245,33 +242,28 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
     margin, shown = results.record.equivalence_margin, views.asked(results)
     digits = decimals(margin)
     shown = shown[shown["verdict"].isin(["better", "worse"]) & (shown["family"] != "interaction")]
-    shown = shown[shown["budget"] == results.record.budgets[0]]
-    for row in shown.itertuples():
-        pairs = [*_halfway(results, row.arm, row.baseline)]
-        if not pairs:
-            continue
-        before, now = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-        low, high = interval([end - half for half, end in pairs]) or (0, 0)
+    for row in shown[shown["budget"] == results.record.budgets[0]].itertuples():
+        half, end = _halfway(results, row.arm, row.baseline)
+        low, high = interval([*(end - half)]) or (0, 0)
         shrinks = low > 0 if row.mean_difference < 0 else high < 0
-        if shrinks and margin <= abs(row.mean_difference) < margin + abs(now - before):
+        if shrinks and margin <= abs(row.mean_difference) < margin + abs((end - half).mean()):
             name = row.name + row.at_equal
-            yield name, f"{name} ({before:+z.{digits}f} halfway, {now:+z.{digits}f} at the end)"
+            yield name, f"{name} ({half.mean():+z.{digits}f} halfway, {end.mean():+z.{digits}f} at the end)"
 
 
-def _halfway(results: Results, arm: str, baseline: str) -> Iterator[tuple[float, float]]:
-    """The difference after half of training and at its end, for each seed of which both are known.
+def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.Series]:
+    """The differences after half of training and at its end, by the seeds of which both are known.
 
     None where the arms see unequal numbers of tokens: their curves end at other places.
     """
-    record, budget = results.record, results.record.budgets[0]
-    ends = {record.arms[name].steps[budget] * record.arms[name].tokens_per_step for name in (arm, baseline)}
-    for _, gap in views.gap_table(views.curves_shown(results), arm, baseline).items():
-        gap = gap.dropna()
-        if gap.empty or ends != {end := gap.index.max()}:
-            continue
-        half = min(gap.index, key=lambda tokens: abs(2 * tokens - end))
-        if abs(2 * half - end) <= NEAR_HALF * end:
-            yield gap[half], gap[end]
+    arms, budget = results.record.arms, results.record.budgets[0]
+    gap = views.gap_table(views.curves_shown(results), arm, baseline).dropna(how="all")
+    end = gap.index.max()
+    half = min(gap.index, key=lambda tokens: abs(2 * tokens - end), default=end)
+    are_equal = {arms[name].steps[budget] * arms[name].tokens_per_step for name in (arm, baseline)} == {end}
+    seeds = gap.columns if are_equal and abs(2 * half - end) <= NEAR_HALF * end else []
+    both = gap.reindex(index=[half, end], columns=seeds).dropna(axis=1)
+    return both.iloc[0], both.iloc[1]
 
 
 def _rising(results: Results) -> Iterator[tuple[str, str]]:
