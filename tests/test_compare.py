@@ -24,11 +24,8 @@ TINY = [
 def test_the_values_become_arms_and_the_first_is_the_baseline() -> None:
     question = question_of("model.dropout=0,0.2,0.5", ["optim.lr=0.01"], seeds=3, margin=0.02)
     assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
-    assert (question["baseline"], question["seeds"], question["overrides"]) == (
-        "dropout-0",
-        [0, 1, 2],
-        ["optim.lr=0.01"],
-    )
+    asked = [question[key] for key in ("baseline", "seeds", "overrides")]
+    assert asked == ["dropout-0", [0, 1, 2], ["optim.lr=0.01"]]
     assert question["name"] != question_of("model.dropout=0,0.2,0.5", [], seeds=3, margin=0.02)["name"]
     assert list(question_of("head=tied,untied", [])["arms"]) == ["tied", "untied"]
     assert question_of("tokenizer=byte,char", [])["metric"] == "val_bpb"
@@ -41,25 +38,6 @@ def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe() ->
     arms = question_of("optim=muon_chars,adamw", ["experiment=chars"])["arms"]
     run = compose("train", ["experiment=chars", *arms["adamw"]], RunConfig)
     assert run.optim == compose("train", ["optim=adamw"], RunConfig).optim
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("model.dropout=0,0.1 optim.lr=0.1,0.2", "several settings"),
-        ("model.dropout=0.1", "model.dropout=0.1: no question"),
-        ("model.dropout=0,0.1 seeds=x", "seeds=x"),
-        ("model.dropout=0,0.1 seeds=0", "seeds=0"),
-        ("model.dropout=0,0.1 nothere.txt", "nothere.txt"),
-        ("model.dropuot=0,0.1", "model.dropuot"),
-    ],
-)
-def test_a_line_that_asks_no_question_is_refused(
-    command: Callable[..., tuple[int, str, str]], line: str, named: str
-) -> None:
-    code, _, said = command("ablate", *line.split())
-    assert code == 2
-    assert named in said
 
 
 def test_what_is_typed_of_the_question_is_in_its_file(
@@ -99,12 +77,7 @@ def test_of_a_file_all_mistakes_are_told_in_its_words(
     path = tmp_path / "mine.yaml"
     mistakes = {
         QUESTION: ["baseline=witout", "looks=[7]"],
-        QUESTION.replace("margin", "metirc").replace("3}", "x}"): [
-            "metric?",
-            "tune.trials",
-            "margin: is missing",
-            "1 %",
-        ],
+        QUESTION.replace("margin", "metirc").replace("3}", "x}"): ["metric?", "tune.trials", "margin: is missing; 0"],
         "- a": ["mine.yaml: expected keys"],
     }
     for content, named in mistakes.items():

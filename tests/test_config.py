@@ -30,7 +30,7 @@ from lm.config import (
     UserError,
     ValidationConfig,
 )
-from lm.config.ablation import AblateConfig
+from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.data import SOURCES, TOKENIZERS
 from lm.config.identity import config_hash, deciding_settings, differences, flat
 from lm.config.model import OWN_SETTINGS
@@ -103,6 +103,7 @@ REFUSED: list[Case] = [
     *each(TrainerConfig, "trainer.", {"strategy": ["fsdp"], "gradient_clip_val": [-1.0, NAN]}),
     *each(TrainerConfig, "trainer.", dict.fromkeys(("devices", "num_nodes", "max_steps", "log_every_n_steps"), (0,))),
     *each(TrainerConfig, "trainer.", {"accumulate_grad_batches": [0]}),
+    *each(TuneConfig, "ablation.tune.", {"trials": [-1], "seeds": [[], [7, 7]], "factor": [1.0]}),
     *each(CheckpointConfig, "checkpoint.", {"every": [0], "keep": [0]}),
     *each(ValidationConfig, "validation.", {"every": [-1], "batches": [0]}),
     *each(DiagnosticsConfig, "diagnostics.", {"every": [-1]}),
@@ -122,17 +123,13 @@ REFUSED: list[Case] = [
 
 
 BEST, MINUTES = {"checkpoint": CheckpointConfig(best=True)}, {"max_minutes": 1.0}
-PATIENT = {"checkpoint": CheckpointConfig(best=True, patience=3)}
+PATIENT, NEVER = {"checkpoint": CheckpointConfig(best=True, patience=3)}, {"validation": ValidationConfig(every=0)}
 REFUSED += [
     *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
     *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
     *((RunConfig, MINUTES | other, "max_minutes=1.0") for other in ({"max_tokens": 1000}, TWO)),
     (RunConfig, PATIENT | EVERY, "diagnostics.every=5"),
-    (
-        RunConfig,
-        {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)},
-        "checkpoint.patience",
-    ),
+    (RunConfig, {"checkpoint": CheckpointConfig(patience=3)} | NEVER, "checkpoint.patience"),
 ]
 ACCEPTED = "accepted"
 

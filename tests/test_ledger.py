@@ -232,21 +232,7 @@ def test_a_run_that_was_half_taken_over_is_in_no_folder(small: Lab, monkeypatch:
     assert [*small.run(folder="killed").counts().values()] == [4, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["confirm=nowhere"], "nowhere"),
-        (["confirm=nowhere", "ablation=smoke"], "confirm=nowhere"),
-        (["confirm=nowhere", "head=tied,untied"], "nowhere"),
-    ],
-)
-def test_a_confirmation_is_refused_in_a_line(words: list[str], key: str, lab: Callable[..., Outcome]) -> None:
-    code, _, error = lab("ablate", *words)
-    assert (code, key in error, error.count("\n")) == (2, True, 1)
-
-
 def test_a_ledger_that_is_none_is_refused(tmp_path: Path, lab: Callable[..., Outcome]) -> None:
     (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
-    for path, key in ((tmp_path / "ledger.csv", "the columns a, b"), (tmp_path / "none.csv", "none.csv: no such file")):
-        code, _, error = lab("report", f"ledger={path}")
-        assert (code, key in error, error.count("\n")) == (2, True, 1)
+    code, _, error = lab("report", f"ledger={tmp_path}/ledger.csv")
+    assert (code, "the columns a, b" in error, error.count("\n")) == (2, True, 1)

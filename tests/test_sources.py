@@ -19,7 +19,7 @@ from conftest import as_nobody
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
-from lm.data.paths import check_paths, listed
+from lm.data.paths import listed
 from lm.data.sources import open_source
 from lm.data.tables import columns_of
 from lm.data.tokens import prepare
@@ -306,21 +306,3 @@ def test_no_more_is_downloaded_of_a_text_than_is_read(server: hub.Hub) -> None:
 def test_a_dead_address_is_named() -> None:
     for url in ("http://127.0.0.1:9/x.txt", "https:///", "nosuch://x/y.txt"):
         assert refusal("text", url).startswith(f"data.path={url}: ")
-
-
-def test_local_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/a.csv").touch()
-    given, absent = TokenizerConfig(), TokenizerConfig(kind="file", vocab_size=None, path="tokenizer.json")
-    for source, path in (("text", "http://127.0.0.1:9/x.txt"), ("csv", "folder"), ("hub", "a/b"), ("stdlib", None)):
-        check_paths(DataConfig(source=source, path=path), given)
-    for source, path, tokenizer, key in (
-        ("text", "absent/*.txt", given, "data.path"),
-        ("json", "folder", given, "data.path"),
-        ("stdlib", None, absent, "tokenizer.path"),
-        ("hub", "./folder", given, "data.path"),
-        ("hub", str(tmp_path / "folder"), given, "data.path"),
-    ):
-        with pytest.raises(UserError, match=f"^{key}="):
-            check_paths(DataConfig(source=source, path=path), tokenizer)
