@@ -19,26 +19,14 @@ from lm.config.checks import reading
 from lm.system.files import (
     STALE_SECONDS,
     atomic_file,
-    csv_text,
-    read_csv,
     read_json,
     read_json_lines,
     read_yaml,
     remove_partial,
     write_json,
-    write_text,
 )
 from tests.faults.inject import Injection
 from tests.helpers.runs import PROCESSES
-
-
-def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
-    content = {"theta": 10000.0, "betas": [0.9, 0.95], "name": "é\u2028"}
-    write_json(tmp_path / "a.json", content)
-    assert read_json(tmp_path / "a.json") == content
-    rows = [{"a": "é", "b": 'x\ny,"z'}, {"a": "=1+1"}]
-    write_text(tmp_path / "a.csv", csv_text(["a"], rows))
-    assert read_csv(tmp_path / "a.csv") == [rows[0], {"a": "=1+1", "b": ""}]
 
 
 def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:

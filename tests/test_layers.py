@@ -64,6 +64,7 @@ def test_no_modules_import_each_other() -> None:
     [
         {
             "lm, lm.config.ablation, lm.training.run_directory": "torch hydra lightning numpy datasets",
+            "lm.cli.runs": "torch lightning numpy matplotlib scipy datasets",
             "lm.results, lm.runs.listing, lm.ablation.rows": "torch hydra lightning datasets",
             "lm.cli.train, lm.cli.generate, lm.cli.ablate": "torch lightning datasets",
         },

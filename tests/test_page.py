@@ -1,48 +1,26 @@
 """The page about a single run, and the samples that are taken during its training."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import TEXT, TINY_RUN
+from conftest import TINY_RUN
 
 from lm.cli import report
-from lm.cli.compose import compose
-from lm.config import RunConfig
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
+from tests.helpers.runs import composed
 
 PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
 OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "checkpoint.keep=4", "model.dropout=0.1"]
 
 
-def trained(run_dir: Path, prompts: list[str]) -> dict[str, Any]:
-    text = run_dir.with_name("corpus.txt")
-    text.write_text(TEXT)
-    run = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={text}", f"run_dir={run_dir}"], RunConfig)
-    return train(replace(run, prompts=prompts))[1]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that was asked to continue two prompts. Copy it before a change."""
-    run_dir = tmp_path_factory.mktemp("page") / "made"
-    trained(run_dir, PROMPTS)
-    return run_dir
-
-
-def copy(made: Path, run_dir: Path) -> dict[str, Any]:
-    shutil.copytree(made, run_dir)
-    return dict(json.loads((run_dir / "result.json").read_text()))
-
-
 @pytest.mark.slow
-def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = tmp_path / "a <b>run_*x*"
-    result = copy(made, run_dir)
+def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was asked to continue two prompts."""
+    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir={tmp_path}/a <b>run_*x*")
+    run_dir, result = train(replace(run, prompts=PROMPTS))
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
     kept = {"step": 15, "val_loss": result["val_loss"], "last_val_loss": 9.5}
     (run_dir / "result.json").write_text(json.dumps(result | {"samples": [*result["samples"], odd], "best": kept}))

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +167,16 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     assert [run.budgets for run in plan.reported([0, 1], {}, ["tied", "untied"])] == [["tokens", "flops"]] * 4
 
 
-def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def steps_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def time_steps(arms: Any) -> None:
         for arm in arms:
-            arm.seconds_per_step = 1.0
+            arm.seconds_per_step = seconds
 
     monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
+
+
+def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_take(1.0, monkeypatch)
     question: dict[str, Any] = {"seeds": [*range(8)]}
     for minutes, seeds, has_all_steps in ((99, 8, True), (4, 6, True), (2, 5, False)):  # on two workers
         plan = planner.plan(minutes=minutes, **question)
@@ -195,16 +198,11 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
 
 
 def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def time_steps(arms: Any) -> None:
-        for arm in arms:
-            arm.seconds_per_step = next(seconds)
-
-    monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
     changes: list[tuple[int, list[str]]] = [(8, []), (8, []), (9, []), (8, ["trainer.max_steps=20"])]
     fits = []
     for second, (n, overrides) in zip((1.0, 2.0, 1.0, 1.0), changes, strict=True):
-        seconds = repeat(second)
+        steps_take(second, monkeypatch)
         results = lab.run(minutes=4, seeds=[*range(n)], overrides=overrides)
         fits.append((len(results.record.seeds), results.record.fitted["steps"], results.record.fitted["of_seeds"]))
     assert fits == [(6, 30, 8), (6, 30, 8), (6, 30, 9), (8, 20, 8)]
@@ -271,15 +269,6 @@ def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
     assert not before & names(lab)
 
 
-@pytest.mark.slow
-def test_a_run_is_not_named_by_where_and_how_it_is_made(lab: Lab) -> None:
-    """Nor by the number of threads: later calls have that of the first, whatever they ask for."""
-    before = names(lab)
-    lab.text = lab.text.rename(lab.root / "moved.txt")
-    how = ["threads=2", "checkpoint.every=7", "trainer.enable_progress_bar=true"]
-    assert before == names(lab, *how, f"data.cache_dir={lab.root / 'other'}")
-
-
 def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
     planner.plan(**AB, seed_offsets={"b": 100})
     seeds = [(spec.arm, spec.seed, spec.run.seed) for spec in planner.asked()]
@@ -298,15 +287,9 @@ def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: py
     assert (len({*hashes}), code_hash()) == (5, hashes[-1])
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with modules of the user's."""
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> None:
+def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are imported: by name, as a module, from a package, one by another, late."""
+    monkeypatch.syspath_prepend(tmp_path)
     files = {
         "helped.py": "import scale_of_mine, numpy\nimport kit_of_mine.norm as norm\n"
         "from kit_of_mine import bias\nfrom lm.model.linear import Linear\n"
@@ -320,16 +303,16 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> Non
         "kit_of_mine/norm.py": "",
     }
     for name, text in {**files, "stranger_of_mine.py": ""}.items():
-        (own / name).parent.mkdir(exist_ok=True)
-        (own / name).write_text(text)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     hashes = [code_hash(), code_hash({"model.linear": "helped.Own"})]
     for name, text in files.items():
-        (own / name).write_text(f"{text}MORE = 1\n")
+        (tmp_path / name).write_text(f"{text}MORE = 1\n")
         hashes.append(code_hash({"model.linear": "helped.Own"}))
     assert len({*hashes}) == 2 + len(files), "each of these files counts"
-    text = (own / "helped.py").read_text()
-    (own / "helped.py").write_text("# a comment\n" + text.replace("Mine.", "My own.").replace(", ", ",  "))
-    (own / "stranger_of_mine.py").write_text("MORE = 1\n")
+    text = (tmp_path / "helped.py").read_text()
+    (tmp_path / "helped.py").write_text("# a comment\n" + text.replace("Mine.", "My own.").replace(", ", ",  "))
+    (tmp_path / "stranger_of_mine.py").write_text("MORE = 1\n")
     assert code_hash({"model.linear": "helped.Own"}) == hashes[-1]
     assert code_hash() == hashes[0] != code_hash({"model.linear": "torch.nn.Linear"}), "also one that is installed"
 

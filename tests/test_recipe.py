@@ -26,9 +26,7 @@ def words(text: str, *typed: str) -> list[str]:
     return ["data=text", f"data.path='{text}'", *typed]
 
 
-def test_each_recipe_is_an_experiment_and_sizes_rise() -> None:
-    for _, name in RECIPES:
-        compose("train", [f"experiment={name}"], RunConfig)
+def test_sizes_of_recipes_rise() -> None:
     assert all(low < high for (low, _), (high, _) in pairwise(RECIPES))
     assert recipe_of(RECIPES[-1][0] + 1) == "none"
     assert compose("train", ["experiment=none"], RunConfig) == compose("train", [], RunConfig)

@@ -68,6 +68,9 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
     told = [warning["summary"] for warning in found["warnings"]]
     assert [summary for summary in told if summary not in first] == []
     assert {"12 of 15 runs are done.", "There are only 3 seeds."} <= {*told}
+    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (1, [True, True, False] * 2)
+    assert {row["status"] for row in found["runs"]["reasons"]} == {"failed", "diverged"}
+    assert all(Path(path).exists() for path in found["paths"].values())
     starts = {text.partition(":")[0] for text in told}
     assert starts >= {"The best value lies at the edge of the search range", "The noise of tuning is not counted"}
     (row,) = (row for row in found["contrasts"] if (row["arm"], row["budget"]) == ("untied_matched", "tokens"))
@@ -135,17 +138,6 @@ def test_a_committed_study_renders_from_its_rows_alone(study: Path, tmp_path: Pa
     assert Page(path).headings[0] == numbers(path)["question"]
     for name in ("results.csv", "curves.csv"):
         assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
-
-
-def test_report_json_has_the_contrasts_of_the_folder(full: Path) -> None:
-    content, contrasts = numbers(full), read_results(full).contrasts
-    for key in ("arm", "baseline", "n_seeds", "mean_difference", "ci_low", "p", "verdict", "lost_seeds", "differences"):
-        values = [row[key] for row in content["contrasts"]]
-        assert values == [None if value != value else value for value in contrasts[key]]  # no NaN in JSON
-    assert [row["primary"] for row in content["contrasts"]] == [True, True, False] * 2
-    assert content["schema_version"] == 1
-    assert {row["status"] for row in content["runs"]["reasons"]} == {"failed", "diverged"}
-    assert all(Path(path).exists() for path in content["paths"].values())
 
 
 # --- warnings
@@ -248,31 +240,24 @@ def test_a_weakness_is_told(summary: str, options: dict[str, Any], change: Chang
     assert {warning.summary for warning in plan_warnings(found.record)} <= {*summaries}
 
 
-@pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two with runs, one begun earlier; one of another metric, one without a pair of runs."""
-    path = tmp_path_factory.mktemp("several")
-    options = {"begun": "2026-02-01 12:00+00:00", "tuned": True}
-    make(path / "small", **options)
-    edit_record(path / "small", lambda content: content["arms"]["tied"]["settings"].update({"head.untie_at": 0.5}))
-    make(path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
-    make(path / "top1", metric="val_top1", report=False)
-    make(path / "begun", done=lambda arm, seed: arm == "tied", report=False)
-    return path
-
-
 @pytest.mark.slow
-def test_the_overview_puts_comparisons_side_by_side(several: Path) -> None:
-    assert [path.name for path in folders(several)] == ["begun", "small", "top1", "wide <b>"]
-    assert folders(several / "small") == folders(several / "none") == [], "an ablation holds none"
-    ablations = write_overview(several)
-    page = Page(several / "overview.html")
+def test_the_overview_puts_comparisons_side_by_side(tmp_path: Path) -> None:
+    """Of two with runs, one begun earlier; beside one of another metric, and one without a pair of runs."""
+    make(tmp_path / "small", begun="2026-02-01 12:00+00:00", tuned=True)
+    settings("head.untie_at", 0.5)(tmp_path / "small")
+    make(tmp_path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
+    make(tmp_path / "top1", metric="val_top1", report=False)
+    make(tmp_path / "begun", done=lambda arm, seed: arm == "tied", report=False)
+    assert [path.name for path in folders(tmp_path)] == ["begun", "small", "top1", "wide <b>"]
+    assert folders(tmp_path / "small") == folders(tmp_path / "none") == [], "an ablation holds none"
+    ablations = write_overview(tmp_path)
+    page = Page(tmp_path / "overview.html")
     rows = [row for row in page.tables[0][1:] if row[0] == "untied - tied, at equal tokens"]
     assert [row[1] for row in rows] == ["wide <b>", "small"]
     for row in rows:
         scores = {
             (run["arm"], int(run["seed"])): float(run["val_bpb"])
-            for run in results(several)
+            for run in results(tmp_path)
             if run["ablation"] == row[1] and run["purpose"] == "reported" and "tokens" in run["budgets"].split()
         }
         of_seed = [scores["untied", seed] - scores["tied", seed] for arm, seed in scores if arm == "tied"]
@@ -282,4 +267,4 @@ def test_the_overview_puts_comparisons_side_by_side(several: Path) -> None:
     assert "small/report.html" in page.addresses
     assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
     assert [folder.name for folder in ablations] == ["begun", "top1", "wide <b>", "small"], "as they began"
-    assert "optim.lr" in results(several)[0], "which only the tuned one has"
+    assert "optim.lr" in results(tmp_path)[0], "which only the tuned one has"

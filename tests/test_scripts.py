@@ -183,10 +183,7 @@ def test_a_sweep_runs_each_job_and_compares_them(command: Command, cwd: Path) ->
     pairs = sorted((result["head"], result["seed"]) for result in results)
     assert pairs == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
     head, *last = [re.split("  +", line) for line in out.strip().splitlines()[-3:]]
-    assert head == [
-        "head",
-        *["seeds", "mean val_loss", "sd", "standard error", "mean val_bpb", "parameters", "seconds"],
-    ]
+    assert (head[:2], head[-1]) == (["head", "seeds"], "seconds"), "others: tests/test_published.py"
     assert [line[:2] for line in last] == [["tied", "2"], ["untied", "2"]]
     (path, *_) = cwd.glob("runs/*-untied-*")
     assert yaml.safe_load((path / "config.yaml").read_text())["typed"][-2:] == ["head=untied", f"seed={path.name[-10]}"]

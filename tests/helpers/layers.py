@@ -1,5 +1,6 @@
-"""Linear classes of a user, named by model.linear, that disturb one training step."""
+"""Linear classes of a user, named by model.linear, that disturb one training step, or fail."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -7,6 +8,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+
+class Brittle(torch.nn.Linear):
+    """Fails in a worker process of an ablation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError("a crack | in the glass")
+        return super().forward(x)
 
 
 class Disturbing(torch.nn.Linear):
