@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     import lm.cli.main
     import lm.cli.train
 
-    def run(name: str, *args: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", *args])
+    def run(name: str | None, *args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py" if name else "lm-lab", *args])
         monkeypatch.setattr(lm.cli.main, "failed_jobs", [])
         monkeypatch.setattr(lm.cli.train, "finished", [])
         with pytest.raises(SystemExit) as left:
@@ -210,16 +211,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def lab(
-    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Outcome]:
+def lab(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Run lm-lab as `command` runs a script."""
-    from lm.cli.main import main
-
-    def run(*args: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return (int(left.value.code or 0), *capsys.readouterr())
-
-    return run
+    return partial(command, None)

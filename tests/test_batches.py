@@ -53,9 +53,8 @@ def test_an_epoch_has_each_token_as_target_at_most_once(tokens: int, seq_len: in
     for epoch in (0, 1, 5):
         targets = epoch_of(stream, epoch)
         assert len(np.unique(targets)) == targets.size  # never twice
-        assert targets.size >= max(
-            seq_len, tokens - 1 - 2 * (seq_len - 1)
-        )  # all except a part of a window at either end
+        at_the_ends = 2 * (seq_len - 1)  # parts of windows, which are left out
+        assert targets.size >= max(seq_len, tokens - 1 - at_the_ends)
 
 
 def test_epochs_together_cover_every_token_in_different_orders() -> None:

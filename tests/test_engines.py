@@ -1,7 +1,6 @@
 """Executors and the loop that makes runs on them; real processes, and real clusters where there are any."""
 
 import contextlib
-import csv
 import json
 import logging
 import multiprocessing
@@ -27,7 +26,7 @@ from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
-from lm.system.files import sha256
+from lm.system.files import read_csv, sha256
 from tests.helpers.ablations import SMALL, question
 from tests.helpers.runs import composed, wait_for
 
@@ -215,8 +214,7 @@ def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
     assert script("ablate", *words, "output_dir=local").returncode == 0
     local, remote = (outcomes(tmp_path / name) for name in ("local", "remote"))
     assert local == remote != {}, "bit for bit"
-    with open(tmp_path / "remote/results.csv", newline="") as file:
-        assert {row["executor"] for row in csv.DictReader(file)} == {cluster.__name__}
+    assert {row["executor"] for row in read_csv(tmp_path / "remote/results.csv")} == {cluster.__name__}
 
 
 def outcomes(folder: Path) -> dict[str, Any]:

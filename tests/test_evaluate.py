@@ -1,11 +1,10 @@
 """evaluate: scores against computations by hand, several runs and texts, and the tasks for lm-evaluation-harness."""
 
-import csv
-import importlib.util
 import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -14,6 +13,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -182,8 +182,7 @@ def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
 
 
 def test_the_bands_of_a_run_are_those_of_its_diagnostics(place: Path) -> None:
-    with open(place / "a/diagnostics.csv", newline="") as file:
-        *_, last = csv.DictReader(file)
+    *_, last = rows_of(place / "a", "diagnostics")
     scores = evaluate_run(asked(place, details=True))
     assert scores["frequency_in"] == "the training text"
     rows = scores["by_frequency"]
@@ -300,12 +299,7 @@ QUESTIONS = [
 
 
 def documents() -> Any:
-    spec = importlib.util.spec_from_file_location("documents", FOLDER / "documents.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(FOLDER / "documents.py")))
 
 
 def test_a_text_is_one_document_and_a_question_a_row(tmp_path: Path) -> None:

@@ -101,11 +101,8 @@ def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, mo
     assert data.baselines["ngram"] != whole.baselines["ngram"]
 
 
-MINUTES, STEPS, SMALL = (
-    {"max_minutes": 0.005},
-    {"max_steps": 700},
-    ModelConfig(n_layers=1, d_model=4, n_heads=1, d_ff=4),
-)
+MINUTES, STEPS = {"max_minutes": 0.005}, {"max_steps": 700}
+SMALL = ModelConfig(n_layers=1, d_model=4, n_heads=1, d_ff=4)
 ADVICE = [  # changes of a run, and words of its line
     ({"tokenizer": TokenizerConfig(vocab_size=300)}, ["short", "experiment=chars"]),
     (MINUTES, ["short", "max_minutes="]),

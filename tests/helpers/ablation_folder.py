@@ -1,6 +1,5 @@
 """Folders of runs and ablations made by hand, whole, broken or on the way, and a report as its readers see it."""
 
-import csv
 import json
 import math
 import random
@@ -16,6 +15,7 @@ from conftest import WHOLE_RESULT
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.config import RunConfig
+from lm.system.files import read_csv
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
@@ -129,10 +129,7 @@ def make(
     content |= {"contrasts": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
     content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": [*runs.values()]}
     content |= {"tune": {"trials": 6 if tuned else 0, "seeds": [1000]}, "begun": "2026-01-31 12:00+00:00"}
-    content |= {
-        "command": "python scripts/ablate.py ablation=tying 'a=``x``'",
-        "machine": "Linux x86_64, 2 cores, 0 GPUs",
-    }
+    content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'", "machine": "Linux x86_64, 0 GPUs"}
     if tuned:
         content["trials"] = [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]
     write(path / "ablation.json", content | record)
@@ -151,8 +148,7 @@ def numbers(path: Path) -> dict[str, Any]:
 
 
 def results(path: Path) -> list[dict[str, str]]:
-    with open(path / "results.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(path / "results.csv")
 
 
 def change_results(path: Path, pattern: str, **changes: Any) -> None:

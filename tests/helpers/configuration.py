@@ -30,7 +30,6 @@ TYPES = {
     dict[str, str]: "mapping to strings",
     dict[str, Any]: "mapping",
     dict[str, list[str]]: "mapping to lists of strings",
-    dict[str, dict[str, float]]: "mapping to mappings to numbers",
 }
 COMMANDS = {  # and a valid example of its settings
     "ablate": AblateConfig(

@@ -65,12 +65,6 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
@@ -105,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             self.file(path, files[path], commit)
         else:
             self.refuse(404, "EntryNotFound")
+
+    do_HEAD = do_POST = do_GET
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)

@@ -1,7 +1,5 @@
 """Small runs: in this process, in processes that are stopped, and as commands."""
 
-import csv
-import json
 import multiprocessing
 import os
 import resource
@@ -27,6 +25,7 @@ from lm.config import (
     UserError,
     ValidationConfig,
 )
+from lm.system.files import read_csv, read_json
 
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes
 MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4, warmup_steps=5)
@@ -93,13 +92,11 @@ def composed(*overrides: str) -> RunConfig:
 
 
 def result(run_dir: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    return content
+    return read_json(run_dir / "result.json")
 
 
 def rows(run_dir: Path, name: str = "metrics") -> list[dict[str, str]]:
-    with open(run_dir / f"{name}.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(run_dir / f"{name}.csv")
 
 
 def column(run_dir: Path, name: str, file: str = "metrics") -> list[float]:
