@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from conftest import Script
 
-from lm.ablation import worker
+from lm.ablation import executors, worker
 from lm.ablation.executors import EXECUTORS, Executor, execute, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
@@ -139,6 +141,18 @@ def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_p
     with pytest.raises(UserError, match=r"^lm: the training code on node "):
         make_run_on_node(other, "ray", os.getcwd())
     assert not list((tmp_path / "cells").iterdir()), "no run has begun"
+
+
+@pytest.mark.parametrize(("n_gpus", "least_bytes", "workers"), [(0, 8e9, 8), (1, 1e8, 8), (1, 8e9, 4), (2, 6e10, 2)])
+def test_runs_share_a_gpu_where_they_surely_fit(
+    n_gpus: int, least_bytes: float, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 cores and two threads each."""
+    monkeypatch.setattr(executors, "cores", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+    local = EXECUTORS["local"](AblateConfig(ablation=question()), tmp_path)
+    assert local.default_workers(2, int(least_bytes)) == workers
 
 
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

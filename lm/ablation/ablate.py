@@ -53,8 +53,8 @@ def ablate(
     before = existing_record(folder, config)
     threads = before.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     executor = EXECUTORS[config.executor](config, folder)
-    workers = config.workers or executor.default_workers(set_threads(threads))
-    plan = make_plan(config, runs, base, before, RunReader(folder), threads, workers)
+    default_workers = partial(executor.default_workers, set_threads(threads))
+    plan = make_plan(config, runs, base, before, RunReader(folder), threads, default_workers)
     plan = replace(plan, record=replace(plan.record, command=command))
     step = next_runs(plan)
     if step.missing and plan.config.minutes is None:
@@ -84,7 +84,7 @@ def ablate(
             if n := len(todo) - len(made):
                 progress.say(f"{n} run{'s' * (n > 1)} of other folders of the series taken over")
             with progress.begin(step, made, len(todo) - len(made)) as bar:
-                execute(made, executor, workers, progress.on_end, partial(progress.on_poll, bar))
+                execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(record_of(plan, step), folder)
         if len(step.seeds) < len(plan.config.seeds):

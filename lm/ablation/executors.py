@@ -29,6 +29,9 @@ from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.device import cores
 from lm.system.files import json_sha256
 
+GPU_CONTEXT = 10**9  # bytes that a process takes of a GPU besides its tensors
+BYTES_ABOVE_LEAST = 2  # a run takes up to so many times the memory that it certainly needs
+
 log = logging.getLogger(__name__)
 
 
@@ -38,8 +41,8 @@ class Executor(Protocol):
     def __init__(self, config: AblateConfig, folder: Path) -> None:
         """Raises UserError if there is nothing to run on."""
 
-    def default_workers(self, threads: int) -> int:
-        """How many runs of so many threads to make at a time, unless the user says."""
+    def default_workers(self, threads: int, least_bytes: int) -> int:
+        """How many runs of so many threads and such a bound of their memory to make at a time, unless the user says."""
 
     def submit(self, spec: RunSpec) -> None:
         """Start or queue a run. Raises UserError if it is not taken."""
@@ -60,8 +63,14 @@ class LocalExecutor(Executor):
         self.gpus = torch.cuda.device_count()
         self.running = dict[int, Any]()  # slot -> process
 
-    def default_workers(self, threads: int) -> int:
-        return self.gpus or max(1, cores() // threads)
+    def default_workers(self, threads: int, least_bytes: int) -> int:
+        """A GPU is shared by as many as surely fit, for a small model leaves most of it idle."""
+        by_cores = max(1, cores() // threads)
+        if not self.gpus:
+            return by_cores
+        memory = torch.cuda.get_device_properties(0).total_memory
+        fit = memory // (BYTES_ABOVE_LEAST * least_bytes + GPU_CONTEXT)
+        return max(self.gpus, min(by_cores, self.gpus * fit))
 
     def submit(self, spec: RunSpec) -> None:
         warm_up()
@@ -115,7 +124,7 @@ class RayExecutor(Executor):
             raise UserError(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
         signal.signal(signal.SIGTERM, handler)
 
-    def default_workers(self, threads: int) -> int:
+    def default_workers(self, threads: int, least_bytes: int) -> int:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
     def submit(self, spec: RunSpec) -> None:
@@ -169,7 +178,7 @@ class SlurmExecutor(Executor):
         except RuntimeError:
             raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
 
-    def default_workers(self, threads: int) -> int:
+    def default_workers(self, threads: int, least_bytes: int) -> int:
         return 64
 
     def submit(self, spec: RunSpec) -> None:

@@ -8,7 +8,7 @@ another name. This is what resuming an ablation and adding arms or seeds to it r
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -307,10 +307,10 @@ def make_plan(
     before: AblationRecord | None,
     reader: RunReader,
     threads: int,
-    workers: int,
+    default_workers: Callable[[int], int],
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call. Raises UserError for what the user can mend.
+    earlier call; `default_workers` is asked with the least bytes of a run. Raises UserError for what the user can mend.
     """
     ablation, base_arm = config.ablation, None
     record = before or AblationRecord(**question_of(ablation))
@@ -323,6 +323,7 @@ def make_plan(
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
     set_steps(ablation, arms)
+    workers = config.workers or default_workers(max(arm.least_bytes() for arm in arms.values()))
     fitted = dict[str, int]()
     if ablation.minutes is not None:
         time_steps([*arms.values(), *filter(None, [base_arm])])

@@ -101,10 +101,14 @@ class Gemm:
 
 
 class MemoryRead:
-    """Each call reads 256 MB of weights, more than any cache holds, as decoding does: a vector times each matrix."""
+    """Each call reads 256 MB of weights, more than any cache holds, as decoding does: a vector times each matrix.
+
+    On a GPU it is one of 1 GB, for of small ones it would measure the time between two kernels.
+    """
 
     def __init__(self, device: str) -> None:
-        self.weights, self.x = torch.randn(16, 2048, 2048, device=device), torch.randn(1, 2048, device=device)
+        n, rows = (1, 2**17) if device == "cuda" else (16, 2048)
+        self.weights, self.x = torch.randn(n, rows, 2048, device=device), torch.randn(1, 2048, device=device)
 
     @torch.inference_mode()
     def __call__(self) -> None:

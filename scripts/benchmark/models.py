@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 DEFAULT = Shape(ModelConfig(), 2048, 8, 128)
 _GPT2 = ModelConfig(ffn="gelu", norm="layernorm", position="learned", bias=True)
-GPT2 = Shape(replace(_GPT2, n_layers=12, d_model=768, n_heads=12, d_ff=3072), 50304, 16, 1024)
+GPT2 = Shape(replace(_GPT2, n_layers=12, d_model=768, n_heads=12, d_ff=3072), 50304, 32, 1024)
 NANOGPT = [  # its recipes for a CPU and for a GPU
     Shape(replace(_GPT2, n_layers=4, d_model=128, n_heads=4, d_ff=512), 65, 12, 64),
     Shape(replace(_GPT2, n_layers=6, d_model=384, n_heads=6, d_ff=1536), 65, 64, 256),

@@ -1,4 +1,4 @@
-"""A training step beside transformers, nanoGPT and the speed of a GEMM."""
+"""A training step beside transformers or nanoGPT, and beside the speed of a GEMM."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -14,28 +14,38 @@ SUFFIX = ("", ", compiled")
 
 
 def training(device: str, seconds: float, nanogpt: NanoGPT | None = None) -> Iterator[Measurement]:
-    """Steps that are eager, then compiled: beside the limit of the machine, each other, and those of others."""
-    shapes = {"default": DEFAULT} | ({"GPT-2 124M": GPT2} if device == "cuda" else {})
+    """Steps that are eager, then compiled: beside the limit of the machine, each other, and those of others.
+
+    The others are transformers, or where there is a clone nanoGPT for the shapes that it has. On a GPU with the memory
+    that a step takes besides weights and moments.
+    """
+    shapes = {"GPT-2 124M": GPT2} if device == "cuda" else {}
+    shapes |= {"nanoGPT's shape": NANOGPT[device == "cuda"]} if nanogpt else {}
+    shapes |= {"default": DEFAULT}
     for (name, shape), dtype, compiled in product(shapes.items(), precisions(device), (False, True)):
         mixed, gemm, what = dtype == torch.bfloat16, Gemm(device, dtype), f"{name}, {NAMES[dtype]}{SUFFIX[compiled]}"
         calls: dict[str, Callable[[], object]] = {"lm": step(shape, device, mixed, compiled), "GEMM": gemm}
         if compiled:
             calls["lm, eager"] = step(shape, device, mixed)
-        if (other := step_in_transformers(shape, device, mixed, compiled)) is not None:
+        if nanogpt and shape is not DEFAULT:
+            calls[f"nanoGPT{SUFFIX[compiled]}"] = step_in_nanogpt(nanogpt, shape, device, mixed, compiled)
+        elif (other := step_in_transformers(shape, device, mixed, compiled)) is not None:
             calls[f"transformers{SUFFIX[compiled]}"] = other
         flops = flops_per_token(shape.build(device)) * shape.batch_size * shape.seq_len / 1e9
         for reference, mine, time in compare(calls, seconds):
             if reference == "GEMM":
                 speeds = flops / mine, gemm.flops / 1e9 / time
                 yield Measurement("training", f"throughput, {what}", speeds[0], "GFLOP/s", reference, speeds[1])
-            else:
-                yield Measurement("training", f"step time, {what}", 1000 * mine, "ms", reference, 1000 * time)
-    if nanogpt is None:
-        return
-    shape = NANOGPT[device == "cuda"]
-    for dtype, compiled in product(precisions(device), (False, True)):
-        mixed, what = dtype == torch.bfloat16, f"step time, nanoGPT's shape, {NAMES[dtype]}{SUFFIX[compiled]}"
-        theirs = step_in_nanogpt(nanogpt, shape, device, mixed, compiled)
-        calls = {"lm": step(shape, device, mixed, compiled), f"nanoGPT{SUFFIX[compiled]}": theirs}
-        for reference, mine, time in compare(calls, seconds):
-            yield Measurement("training", what, 1000 * mine, "ms", reference, 1000 * time)
+                continue
+            yield Measurement("training", f"step time, {what}", 1000 * mine, "ms", reference, 1000 * time)
+            if device == "cuda":
+                memory = _memory(calls["lm"]), _memory(calls[reference])
+                yield Measurement("training", f"memory, {what}", memory[0], "MB", reference, memory[1])
+
+
+def _memory(call: Callable[[], object]) -> float:
+    """Peak MB on the GPU that a call takes besides what is there before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
