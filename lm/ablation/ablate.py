@@ -73,10 +73,10 @@ def ablate(
         if is_done and (folder / "report.html").exists():
             return results  # nothing to do; `report` draws the report again
         progress = _Progress(plan)
+        others = folders_of(Path(config.ledger)) - {folder.resolve()}
         write_record(record, folder)
         if earlier := record_asked(Path(config.ledger), plan, is_new=before is None):
             progress.say(earlier)
-        others = folders_of(Path(config.ledger)) - {folder.resolve()}
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}

@@ -165,7 +165,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-        return f"compile=true: {text.splitlines()[0]}; compile=false computes the same", 2
+        return f"compile=true: {text.splitlines()[0]}; a new run with compile=false needs no compiler", 2
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed
         reason = re.sub(r"^\[[^]]*\] |\. .*", "", text.splitlines()[0])  # without its source file and its advice
         return f"another process of this run has ended ({reason}){_resume_hint(error)}", 1
