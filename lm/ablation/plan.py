@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
-from lm.ablation.history import designs_seen
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
-from lm.ablation.results import RunReader, results_of
+from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.run_files import RunFiles
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
 from lm.config import RunConfig, UserError

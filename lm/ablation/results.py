@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lm.ablation.contrasts import ENDED, compare
-from lm.ablation.record import BASE, REPORTED, TRIAL, AblationRecord, arm_and_seed, read_record
+from lm.ablation.record import BASE, REPORTED, TRIAL, AblationRecord, arm_and_seed, design_of, read_record
 from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Failure, Outcome, RunFiles
 from lm.ablation.tuning import TunedArm, failed_searches, regrets
@@ -228,6 +228,15 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
         rows.append(about | reader.describe(run_dir))
     tuned = dict.fromkeys((key for run in record.runs for key in run.values), float)
     return Results(reader.folder, record, reader, frame(rows, {**COLUMNS, **tuned}))
+
+
+def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, Any]]:
+    """Those of earlier calls with which there was a verdict to see: when it ended, or in a report on the way."""
+    seen, design = before.designs_seen, design_of(before)
+    is_shown = before.ended or (not before.analyses and (reader.folder / "report.html").exists())
+    if not is_shown or design in seen or not (results_of(before, reader).contrasts.n_seeds > 1).any():
+        return seen
+    return [*seen, design]
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:

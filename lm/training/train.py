@@ -308,20 +308,11 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
 
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
-    """Say how often the text will be read, and which settings help where that is often."""
+    """Say how often the text will be read."""
     epochs = run.steps * run.tokens_per_step / len(data.train)
-    log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
-    if epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout:
-        fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
-        unused = {
-            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT and not run.init_from,
-            f"trainer.max_steps={fewer}": fewer > 0 and run.max_tokens is None,
-            "model.dropout=0.2": run.model.dropout == 0,
-            "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
-        }
-        helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
-        advice = f"what may help: {helping}; " if helping else ""
-        log.info("so often that it is learned by heart; %ssee docs/own-text.md", advice)
+    too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
+    log.info("the training text of %s tokens will be read %.1f times%s", f"{len(data.train):,}", epochs, advice)
 
 
 def _log_end(run: RunConfig, data: TextData, state: State) -> None:
