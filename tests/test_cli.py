@@ -105,7 +105,7 @@ REFUSED = {  # a command line -> what its one line of error names
     "ablate ablation.overrides=[seed=1]": """'key=["head=untied"]'""",
     "ablate -m seed=1,2": "-m",
     "ablate model.dropout=0,0.1 optim.lr=0.1,0.2": "several settings",
-    "ablate model.dropout=0.1": "model.dropout=0.1: no question",
+    "ablate model.dropout=0.1": "model.dropout=0.1: is one value",
     "ablate model.dropout=0,0.1 seeds=x": "seeds=x",
     "ablate model.dropout=0,0.1 seeds=0": "seeds=0",
     "ablate model.dropout=0,0.1 nothere.txt": "nothere.txt",

@@ -128,7 +128,9 @@ def prepare(flags: Namespace) -> list[str]:
     if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
         line, short = command_line("ablate", "head=tied,untied"), command_line("ablate", "ablation=smoke")
         ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
-        raise UserError(f"{shlex.join(flags.overrides) or 'ablation'}: no question is given; {ways}")
+        single = [word for word in others if key_of(word).split(".")[0] != "data"]
+        what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"
+        raise UserError(f"{what}; {ways}")
     verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
     return [*overrides, f"overrides=[{','.join(verbatim)}]"]
 

@@ -16,6 +16,7 @@ WORDS = {
     "trainer.accumulate_grad_batches": "accumulate accumulation grad_accum gradient_accumulation"
     " gradient_accumulation_steps",
     "trainer.accelerator": "device backend",
+    "trainer": "cpu gpu cuda",
     "trainer.devices": "gpus n_gpus num_gpus n_devices num_devices",
     "trainer.precision": "dtype amp mixed_precision",
     "trainer.log_every_n_steps": "log_every log_interval logging_steps",
@@ -49,8 +50,8 @@ WORDS = {
     "max_new_tokens": "length max_length max_len n tokens n_tokens num_tokens max_tokens new_tokens",
     "n_samples": "samples num_samples num_return_sequences",
     "top_k": "k topk",
-    "top_p": "p topp nucleus",
-    "prompt": "text input start query message",
+    "top_p": "topp nucleus",
+    "prompt": "text input start query message p",
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
     "output_dir": "out out_dir outdir output save save_dir name run_name dir run",
@@ -93,6 +94,8 @@ def _adapted(setting: str, word: str, value: str) -> str:
     """The value in the words of the setting."""
     if setting == "trainer.accelerator":
         return value.partition(":")[0]
+    if setting == "trainer":
+        return "cpu" if word == "cpu" else "gpu"
     if setting == "head":
         return {"true": "tied", "false": "untied"}.get(value.lower(), value)
     if setting == "logger" and value.lower() == "true":

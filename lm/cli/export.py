@@ -21,6 +21,8 @@ def run(args: list[str]) -> None:
     for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
         raise UserError(f"{word}: is no run; did you mean {shlex.quote(f'output_dir={word}')}?")
     config = parse(ExportConfig, with_run(words, others))
+    if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
+        raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")
     run_dir = newest() if config.run_dir is None else config.run_dir
     settings, result = _training_of(run_dir)  # raises UserError before the slow imports below
     from lm.formats.card import write_card

@@ -136,7 +136,17 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
     if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"  # of a flag, which what follows need not belong to
     is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
+    if not is_list and {float, int} & {kinds[key], *get_args(kinds[key])}:
+        value = _number(value)
     return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
+
+
+def _number(value: str) -> str:
+    """A number as it is typed here: that of 2k is 2000, that of 10% is 0.1, and of no number VALUE."""
+    if not (match := re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)([kKmM%]?)", value)):
+        return "VALUE"
+    factor = {"k": 1000, "m": 1_000_000, "%": 0.01}.get(match[2].lower())
+    return match[1] if factor is None else f"{float(match[1]) * factor:.10g}"
 
 
 def _is_choice(group: str, word: str) -> bool:
@@ -230,7 +240,7 @@ def wrong_value(override: str, kinds: Kinds) -> str:
 
 def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     """The message about argument i, which is not key=value."""
-    word, following = args[i], next(iter(args[i + 1 : i + 2]), "")
+    word, following = args[i], next((arg for arg in args[i + 1 :] if arg != "="), "")
     key, equals, value = word.strip("-").partition("=")
     key, is_flag = key.replace("-", "_"), word.startswith("-")
     if not equals and "=" not in following and not re.match("-+[a-zA-Z]", following):
@@ -248,7 +258,10 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
         choices = [arg for arg in args[i:] if "=" not in arg and _is_choice(groups[0], arg)]
         several = "-m " * (len(choices) > 1 and "ablation" not in kinds)
         suggestions = [f"{several}{group}={','.join(choices)}" for group in groups]
-    if is_path and not suggestions and "trainer" in kinds and "ablation" not in kinds:
-        return f"{word}: no such file, folder or glob; run_dir=RUN shows a finished run without its text"
+    if is_path and not suggestions and "trainer" in kinds:
+        folder, name = os.path.split(word)
+        names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+        close = [shlex.quote(os.path.join(folder, match)) for match in difflib.get_close_matches(name, names, 1, 0.75)]
+        return f"{word}: no such file, folder or glob; {_did_you_mean(close) or 'run_dir=RUN shows a finished run'}"
     what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
     return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"

@@ -118,8 +118,8 @@ def _recipe_of_texts(typed: Values) -> list[str]:
         raise UserError(f"{error}; run_dir=RUN shows a finished run without its text") from error
     for path, size in sizes.items():
         if size < MIN_BYTES:
-            advice = "experiment=none trains on it all the same"
-            raise UserError(f"data.path={path}: has {size:,.0f} bytes, expected {MIN_BYTES:,} or more; {advice}")
+            advice = "; experiment=none tokenizer=char trains on it all the same" if size >= MIN_BYTES / 2 else ""
+            raise UserError(f"data.path={path}: has {size:,.0f} bytes, expected {MIN_BYTES:,} or more{advice}")
     recipes = {path: recipe_of(size) for path, size in sizes.items()}
     if len({*recipes.values()}) > 1:
         listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.cli.aliases import EPOCHS, RESUME, command_of
+from lm.cli.aliases import EPOCHS, RESUME, command_of, meaning
 from lm.cli.main import COMMANDS, NAME
 from lm.cli.mistakes import Kinds, command_line, explain_non_override, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
@@ -52,7 +52,7 @@ def no_such_command(word: str, args: Sequence[str]) -> str:
 
 def is_text(word: str) -> bool:
     """Whether a word is a file, a folder, a glob that matches some, or an address."""
-    if "=" in word or is_url(word):
+    if is_url(word) or ("=" in word and not word.startswith(("/", "./", "../"))):
         return bool(re.match(r"\w+://", word))
     return os.path.exists(word) or (glob.has_magic(word) and any(glob.iglob(word, recursive=True)))
 
@@ -97,8 +97,12 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
     kinds = kinds_of(RunConfig)
     keys = {arg: key_of(arg).split(".") for arg in args if "=" in arg}
     settings = [arg for arg, key in keys.items() if key[0] in {"experiment", *kinds} and key[-1] not in EPOCHS]
+    meant = (meaning(key_of(arg), arg.partition("=")[2], kinds) for arg in keys if arg not in settings)
+    settings += ["=".join(pair) for pair in meant if pair]
     settings += filter(is_text, args)
     try:
+        if float(value) <= 0:
+            raise UserError("no length")
         run = compose("train", with_recipe(with_text(settings, kinds)), RunConfig)
         text = run.data.path or "the standard library"
         files = getattr(open_source(run.data), "files", {}) if run.data.source in ("stdlib", "text") else {}

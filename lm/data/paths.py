@@ -10,7 +10,7 @@ from typing import NoReturn
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import expanded
 
-SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",), "tokens": (".bin",)}
+SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".parquet",), "tokens": (".bin",)}
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,12 +120,14 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
     with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True)
+        reader = csv.reader(lines, strict=True, delimiter=_delimiter(file))
         try:
             for cells in reader:
                 is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
                 if not columns and not is_blank:
                     columns = cells
+                    if len(columns) == 1 and ";" in columns[0]:
+                        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
                     _check_column(column, columns)
                 elif not is_blank:
                     if number == 0:
@@ -144,6 +147,10 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
         raise UserError(f"{file}: is empty; expected a line with the names of the columns")
 
 
+def _delimiter(file: Path | str) -> str:
+    return "\t" if ".tsv" in str(file).lower() else ","
+
+
 def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
     """Of the other columns nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
     from pyarrow.parquet import ParquetFile
@@ -155,16 +162,20 @@ def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
 
 
 def columns_of(file: Path, kind: str) -> list[str]:
-    """The columns of a local table, or of its first row where each row has its own. Raises UserError."""
+    """The columns of strings of a local table, that of most letters in the first row first. Raises UserError."""
     with reading_from(str(file), kind), open_file(file, seekable=kind == "parquet") as content:
         if kind == "parquet":
             from pyarrow.parquet import read_schema
 
-            return [*read_schema(content).names]
+            return [field.name for field in read_schema(content) if "string" in str(field.type)]
         start = content.read(BLOCK).decode("utf-8-sig", errors="ignore")
         if kind == "csv":
-            return next(filter(any, csv.reader(io.StringIO(start))))
-        return [*json.JSONDecoder().raw_decode(start.lstrip("[ \t\r\n"))[0].keys()]
+            rows = [*islice(filter(any, csv.reader(io.StringIO(start), delimiter=_delimiter(file))), 2)]
+            first = dict(zip(rows[0], rows[-1], strict=False))
+        else:
+            first = json.JSONDecoder().raw_decode(start.lstrip("[ \t\r\n"))[0]
+        texts = {key: value for key, value in first.items() if isinstance(value, str)}
+        return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))
 
 
 READERS: dict[str, Callable[[Path | str, str], Iterator[Any]]] = {

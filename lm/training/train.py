@@ -44,6 +44,7 @@ from lm.training.state import State, best_files, checkpoints, newest_checkpoint,
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
+DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
 SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
@@ -332,7 +333,8 @@ def _log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> Non
 
 def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[str, str]:
     tokens, n_params = result["tokens"], result["n_params"]
-    epochs, enough = tokens / n_text, min(GOOD_EPOCHS * n_text, TOKENS_PER_PARAMETER * n_params)
+    good = DROPOUT_EPOCHS if run.model.dropout else GOOD_EPOCHS
+    epochs, enough = tokens / n_text, min(good * n_text, TOKENS_PER_PARAMETER * n_params)
     often = f"it was read {epochs:.1f} times, which is too often"
     if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
         return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
