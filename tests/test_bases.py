@@ -1,11 +1,14 @@
 """Arms that continue trained models: one for each seed, trained first by the ablation itself, or one that is given."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lm.ablation.ledger import confirmation
+from lm.ablation.record import write_record
 from lm.ablation.results import Results
 from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
@@ -66,6 +69,15 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_confirmation_of_shorter_arms_keeps_the_length_of_its_base(lab: Lab) -> None:
+    record = replace(lab.run().record, fitted={"steps": 3})  # as ablation.minutes cuts the steps of arms, not of bases
+    write_record(record, lab.out)
+    asked = confirmation(lab.out, [], lab.root / "again")
+    assert asked["overrides"][-2:] == ["trainer.max_steps=3", "max_tokens=null"]
+    assert asked["base"][-1] == f"trainer.max_steps={record.of('base')[0].steps}"
+
+
 def test_the_plan_counts_bases_and_trains_nothing(lab: Lab) -> None:
     assert "5 base runs, one for each seed, 5 to be made" in lab.table(tune=FEW, seed_offsets={"untied": 50})
     bases = {run.run_dir: run.seed for run in lab.asked("base")}

@@ -50,7 +50,7 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     small.run(folder="other", seeds=[0, 1])
     said = capsys.readouterr().err
     assert "asked before: 1 time, last in out" in said
-    assert ("4 runs of other folders of the series taken over" in said, " of 4, " in said) == (True, False)
+    assert ("4 finished runs of the series taken over" in said, " of 4, " in said) == (True, False)
     assert losses(read_results(small.root / "other")).items() <= losses(read_results(small.out)).items()
     small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
     assert "before" not in capsys.readouterr().err
@@ -72,13 +72,36 @@ def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys
     small.run(arms=arms, seeds=[1, 0], baseline="untied", primary=[], folder="swapped")
     small.run(arms=arms, contrasts={"same": {"tied": -2, "untied": 2}}, folder="sum")
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert ([*frame["arm"]], [*frame["folder"]]) == (["tied", "scaled"], ["swapped", "out"])
+    assert ([*frame["arm"]], [*frame["folder"]]) == (["untied", "scaled"], ["sum", "out"])
     sums = {"both": {"untied": 1, "tied": -2, "scaled": 1}, "half": {"untied": 2, "tied": -1, "scaled": -1}}
     small.run(arms=more, primary=["untied"], contrasts=sums)
     frame = series(read_ledger(small.root / "ledger.csv"))
-    assert [*frame["arm"]] == ["tied", "scaled", "both", "half"]
+    assert [*frame["arm"]] == ["untied", "scaled", "both", "half"]
     assert "half: 2 untied - tied - scaled" in series_table(frame)
-    assert frame["difference"][3] == pytest.approx(-2 * frame["difference"][0] - frame["difference"][1])
+    assert frame["difference"][3] == pytest.approx(2 * frame["difference"][0] - frame["difference"][1])
+
+
+def test_the_latest_verdict_counts_also_where_it_is_an_earlier_one_again(
+    small: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for margin, verdict in ((0.02, "better"), (9.0, "equivalent"), (0.02, "better")):
+        small.run(seeds=[0, 1, 2], equivalence_margin=margin)
+        (row,) = series(read_ledger(small.root / "ledger.csv")).to_dict("records")
+        assert row["verdict"] == verdict
+    capsys.readouterr()
+    small.run(arms={"tied": ["head=tied"], "renamed": ["head=untied"]}, primary=["renamed"], seeds=[0, 1, 2])
+    assert "3 finished runs of the series taken over" in capsys.readouterr().err, "its runs have their names by a hash"
+
+
+def test_a_file_that_was_cut_is_named_with_its_line(small: Lab) -> None:
+    small.run(seeds=[0, 1])
+    for path in (small.out / "results.csv", small.root / "ledger.csv"):
+        whole = path.read_text()
+        for n_bytes in (len(whole) - 1, len(whole) - 20, len(whole) // 2):
+            path.write_text(whole[:n_bytes])
+            with pytest.raises(UserError, match=rf"{path.name}: .*row \d broke off"):
+                small.run(seeds=[0, 1, 2])
+        path.write_text(whole)
 
 
 def test_fewer_pairs_of_the_same_runs_take_no_verdict_back(small: Lab) -> None:

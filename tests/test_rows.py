@@ -69,6 +69,17 @@ def test_a_value_that_is_not_finite_is_a_run_that_diverged(command: Command, tmp
         judge(frame.assign(seed=0))
 
 
+def test_a_comparison_of_few_pairs_says_so_and_a_baseline_may_be_a_number(command: Command, tmp_path: Path) -> None:
+    rows = "".join(f"{arm},{seed},{seed % 3 + arm}\n" for arm in (1, 2) for seed in range(8))
+    (tmp_path / "x.csv").write_text(f"arm,seed,value\n{rows}3,0,4.5\n3,1,5.6\n")
+    _, table, _ = command("report", f"rows={tmp_path}/x.csv", "baseline=1")
+    assert "Some comparisons have fewer seeds: 3 - 1: 2." in table
+    frame = pd.read_csv(tmp_path / "x.csv")
+    assert judge(frame, baseline=2).contrasts["baseline"].tolist() == ["2", "2"]  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"margin='0\.1': expected a number"):
+        judge(frame, baseline="1", margin="0.1")  # type: ignore[arg-type]
+
+
 LINES = [  # a line behind the others, and what its mistake names
     *("b,3,1,02 > has 4 fields", "b,3 > has 2 fields", "b,3,low > value=low", "b,1.0,1 > arm=b seed=1.0: is there"),
     *("b,x,1 > seed=x", "b,1.5,1 > seed=1.5", "b,nan,1 > seed=nan", "b,-1,1 > seed=-1", ",3,1 > arm=: expected"),

@@ -119,13 +119,13 @@ def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
     assert judge({}, 0.01) == {}
 
 
-def test_equal_differences_leave_no_doubt_but_for_two() -> None:
-    """Two coarse values, as of a few questions, are often equal."""
-    nothing, much = (judge({"a": [value] * 3}, 0.01)["a"] for value in (0.0, -0.5))
+def test_equal_differences_leave_no_doubt_if_they_are_six() -> None:
+    """Fewer coarse values, as of a few questions, are often equal."""
+    nothing, much = (judge({"a": [value] * 6}, 0.01)["a"] for value in (0.0, -0.5))
     assert (nothing.verdict, nothing.ci_low, nothing.ci_high, nothing.p) == ("equivalent", 0, 0, 1)
     assert (much.verdict, much.ci_low, much.ci_high, much.p, much.minimum_detectable) == ("better", -0.5, -0.5, 0, 0)
-    assert judge({"a": [1.0] * 3}, 1)["a"].verdict == "worse"  # a difference of the margin is not smaller than it
-    for pair in ([1.0, 1.0], [1.0 - 0.9, 1.1 - 1.0], [0.0, 0.0]):
+    assert judge({"a": [1.0] * 6}, 1)["a"].verdict == "worse"  # a difference of the margin is not smaller than it
+    for pair in ([1.0] * 5, [1.0 - 0.9, 1.1 - 1.0], [0.0, 0.0]):
         two = judge({"a": pair}, 0.01)["a"]
         assert (two.verdict, two.p, two.p_equivalent, two.minimum_detectable) == ("undecided", None, None, None)
     generator = np.random.default_rng(0)

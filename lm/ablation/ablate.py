@@ -73,7 +73,7 @@ def ablate(
         if is_done and (folder / "report.html").exists():
             return results  # nothing to do; `report` draws the report again
         progress = _Progress(plan)
-        others = folders_of(Path(config.ledger)) - {folder.resolve()}
+        others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
         write_record(record, folder)
         if earlier := record_asked(Path(config.ledger), plan, is_new=before is None):
             progress.say(earlier)
@@ -82,7 +82,7 @@ def ablate(
             tried |= {run.run_dir for run in todo}
             made = [run for run in todo if not _take_over(run, others)]
             if n := len(todo) - len(made):
-                progress.say(f"{n} run{'s' * (n > 1)} of other folders of the series taken over")
+                progress.say(f"{n} finished run{'s' * (n > 1)} of the series taken over")
             with progress.begin(step, made, len(todo) - len(made)) as bar:
                 execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
@@ -95,7 +95,7 @@ def ablate(
 
 
 def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
-    """Link the files of the run from another ablation of the series that has finished it under the same hash."""
+    """Link the files of the run from an ablation of the series that has finished it under the same hash."""
     kind, name = run.run_dir.split("/")
     copy = run.files.run_dir.parents[1] / ".partial"
     found = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))

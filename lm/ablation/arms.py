@@ -212,7 +212,8 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     best = min((max(above - 1, 1), above), key=lambda value: abs(count(value) - target))
     if abs(count(best) / target - 1) > SIZE_TOLERANCE:
         near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
-        raise UserError(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
+        advice = "a setting that counts for more, as model.d_model" if best == 1 else "a finer setting, as model.d_ff"
+        raise UserError(f"ablation.match_parameters: {near}; match by {advice}")
     return {key: best * unit}
 
 

@@ -18,11 +18,11 @@ import filelock
 import pandas as pd
 from scipy.special import zeta
 
-from lm.ablation.record import FILE, REPORTED, AblationRecord, question_of, read_record
+from lm.ablation.record import BASE, FILE, REPORTED, AblationRecord, question_of, read_record
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
-from lm.config.ablation import weighted_sum
+from lm.config.ablation import BUDGET_NAMES, weighted_sum
 from lm.config.checks import reading
 from lm.config.identity import config_hash
 from lm.report.pages import signed
@@ -93,10 +93,12 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
         outcomes.append(line | {"event": ENDED} | dict(zip(OUTCOME, outcome, strict=True)))
     with _locked(path):
         rows = read_ledger(path)
-        known = {(row["comparison"], *(row[key] for key in OUTCOME)) for row in rows if row["event"] == ENDED}
-        pairs = {row["comparison"]: int(row["pairs"]) for row in rows if row["event"] == ENDED}
-        added = [line for line in outcomes if (line["comparison"], *(line[key] for key in OUTCOME)) not in known]
-        _write(path, [*rows, *(line for line in added if int(line["pairs"]) >= pairs.get(line["comparison"], 0))])
+        latest = {row["comparison"]: row for row in rows if row["event"] == ENDED}
+        for line in outcomes:
+            before = latest.get(line["comparison"], {"pairs": "0"})
+            if int(line["pairs"]) >= int(before["pairs"]) and any(line[key] != before.get(key) for key in OUTCOME):
+                rows.append(line)
+        _write(path, rows)
 
 
 def folders_of(path: Path) -> set[Path]:
@@ -161,6 +163,7 @@ def series_table(frame: pd.DataFrame) -> str:
         difference = "" if row["difference"] is None else signed(row["difference"], 4)
         p = "" if row["p"] is None else f"{row['p']:.2g}"
         name = f"{row['arm']}{': ' if ' ' in row['baseline'] else ' - '}{row['baseline']}"  # of a sum its formula
+        name += f" at equal {BUDGET_NAMES[row['budget']]}" if len({*frame["budget"]}) > 1 else ""
         verdict, in_series = row["verdict"] or "not ended", row["series_verdict"] or ""
         numbers = (str(row["pairs"]), difference, p)
         table.append((str(i), name, row["folder"], *numbers, verdict, f"{row['level']:.2g}", in_series))
@@ -250,6 +253,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
     steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
+    of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     if (folder / FILE).exists():
         begun = read_record(folder)
@@ -268,7 +272,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
         "arms": {arm: record.arms[arm].overrides for arm in arms},
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base,
+        "base": record.base and [*record.base, *of_base],
         "overrides": [*record.common, *record.overrides, *steps],
     }
 

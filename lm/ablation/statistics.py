@@ -20,6 +20,7 @@ from scipy import optimize, special, stats
 ALPHA = 0.05
 POWER = 0.8
 SAME = 1e-9  # relative, of differences that are equal but for rounding
+MIN_EQUAL = 6  # of two equal arms whose values differ by +1 or -1, so many differences are equal in 3 % of cases
 N_QUANTILES = 1000  # of a sample standard deviation, over which power is averaged: to 1e-4
 Array = NDArray[np.float64]
 
@@ -196,14 +197,14 @@ def _compare(
 ) -> Comparison:
     """A comparison by itself, before the correction for the others of its family: no verdict yet.
 
-    Two equal differences are no test: two coarse values are often equal.
+    Fewer than MIN_EQUAL equal differences are no test: coarse values, such as counts of right answers, are often equal.
     """
     n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
     if (ends := interval(values, 1 - alpha, tuning)) is None:
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
-    is_test = n > 2 or sd > SAME * abs(mean)
+    is_test = n >= MIN_EQUAL or sd > SAME * abs(mean)
     return Comparison(
         n_seeds=n,
         mean_difference=mean,

@@ -43,7 +43,7 @@ def plan_table(plan: "Plan", step: "Step", results: Results) -> str:
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
     lines += [*map(str, plan_warnings(record))]
     least, most = seconds_to_go(plan, step)
-    time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
+    time = " to ".join(dict.fromkeys(map(duration, (least, most))))
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
 

@@ -18,6 +18,7 @@ from lm.ablation.tuning import search_size
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
 
+ROUGH = "Their standard deviation is a rough estimate."
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
@@ -66,7 +67,11 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     if n == 1:
         yield Weakness("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < MIN_SEEDS:
-        yield Weakness(f"There are only {n} seeds.", "Their standard deviation is a rough estimate.")
+        yield Weakness(f"There are only {n} seeds.", ROUGH)
+    asked = views.asked(results)
+    few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
+    pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few.drop_duplicates("name").itertuples())
+    yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
     if untuned := ", ".join(record.untuned()):
         yield Weakness(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
     if added := ", ".join(_seeds_added(record)):

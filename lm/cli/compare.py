@@ -26,7 +26,7 @@ from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import LOADED, explaining, kinds_of
 from lm.cli.recipe import replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig, UserError, require
 from lm.config.ablation import AblateConfig, AblationConfig
 from lm.config.checks import error_prefix, reading, without_secrets
 from lm.system.files import json_sha256, write_text
@@ -97,7 +97,8 @@ def judge(
     from lm.results import contrasts_of
 
     with error_prefix("frame"):
-        results = judged(checked_rows(frame), baseline, margin, higher)
+        require(isinstance(margin, float | int | None), f"margin={margin!r}", "a number")
+        results = judged(checked_rows(frame), None if baseline is None else str(baseline), margin, higher)
     return _comparison(results, contrasts_of({"": results}), None)
 
 

@@ -126,9 +126,15 @@ def _mapping(content: Any) -> dict[str, Any]:
     return content
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path, whole: bool = True) -> list[dict[str, str]]:
+    """The rows of a file, by its columns. One that broke off raises ValueError, or is left out if not `whole`."""
     with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        text = file.read()
+    rows = [*csv.DictReader(io.StringIO(text))]
+    broken = [number for number, row in enumerate(rows, start=2) if None in (*row, *row.values())]
+    if whole and (broken or not text.endswith(("\n", "\r"))):
+        raise ValueError(f"row {broken[0] if broken else len(rows) + 1} broke off")
+    return [row for number, row in enumerate(rows, start=2) if number not in broken]
 
 
 def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

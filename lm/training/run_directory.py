@@ -178,6 +178,6 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises UserError."""
     try:
         with reading(path):
-            return [row for row in read_csv(path) if None not in (*row, *row.values())]
+            return read_csv(path, whole=False)
     except (FileNotFoundError, NotADirectoryError):
         return []
