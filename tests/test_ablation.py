@@ -126,7 +126,8 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
 
 
 def near(spec: RunSpec) -> float:
-    return 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
+    is_untied = spec.run.head.name == "untied"
+    return 1 + 0.1 * is_untied + 0.001 * math.sin((9 + is_untied) * spec.run.seed)
 
 
 @pytest.mark.slow
@@ -313,7 +314,7 @@ LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 @pytest.mark.slow
 def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, capsys: Any) -> None:
-    made = instantly(lambda spec: 1 + (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed))
+    made = instantly(near)
     results = lab.run(**LOOKS)
     assert (len(made), results.record.seeds, read_record(lab.out).seeds) == (6, [0, 1, 2], [0, 1, 2])
     assert "look with 3 of 4 seeds: decided" in capsys.readouterr().err
@@ -334,7 +335,7 @@ def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) 
     def loss(spec: RunSpec) -> float | Failure:
         if any(name in spec.run_dir for name in broken):
             return Failure.ERROR
-        return 1 + (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
+        return near(spec)
 
     made = instantly(loss)
     assert lab.run(**LOOKS).counts() == {"done": 5, "failed": 1, "diverged": 0, "missing": 2}
@@ -481,7 +482,7 @@ def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, i
     assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
 
 
-VERDICTS = [(-0.5, 0, "better", 0), (0.5, 0, "worse", 10), (0, 0, "equivalent", 11), (0, 1, "undecided", 12)]
+VERDICTS = [(-0.5, 0.001, "better", 0), (0.5, 0.001, "worse", 10), (0, 0.001, "equivalent", 11), (0, 1, "undecided", 12)]
 
 
 @pytest.mark.slow
