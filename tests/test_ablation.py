@@ -482,7 +482,12 @@ def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, i
     assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
 
 
-VERDICTS = [(-0.5, 0.001, "better", 0), (0.5, 0.001, "worse", 10), (0, 0.001, "equivalent", 11), (0, 1, "undecided", 12)]
+VERDICTS = [
+    (-0.5, 0.001, "better", 0),
+    (0.5, 0.001, "worse", 10),
+    (0, 0.001, "equivalent", 11),
+    (0, 1, "undecided", 12),
+]
 
 
 @pytest.mark.slow

@@ -254,7 +254,7 @@ def test_a_tokenizer_that_loses_text_is_refused(
 
 @pytest.mark.slow
 def test_ids_beyond_two_bytes_take_four(source: DataConfig) -> None:
-    text = "".join(map(chr, itertools.chain(range(0xD800), range(0xE000, 0xE000 + 65_536 - 0xD800))))
+    text = "".join(map(chr, itertools.chain(range(1, 0xD800), range(0xE000, 0xE001 + 65_536 - 0xD800))))
     Path(str(source.path)).write_bytes(text.encode())
     data = prepare(source, CHAR)
     assert (data.train.dtype, int(data.val[-1])) == (np.uint32, 65_536)
