@@ -111,7 +111,7 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("end.txt", b"abc\xc3", "end.txt", "end.txt: not UTF-8 at byte 3 "),
         ("utf16.txt", "text".encode("utf-16"), ".", "iconv -f utf-16 -t utf-8"),
         ("utf16le.txt", "text of".encode("utf-16-le"), ".", "iconv -f utf-16le -t utf-8"),
-        ("t.pdf", b"%PDF-1.4\n\xe2\xe3", ".", "take the text out of a document"),
+        ("t.pdf", b"%PDF-1.4\n\xe2\xe3\x02", ".", "take the text out of a document"),
         ("t.tar.gz", gzip.compress(b"t.txt\0\0\0ustar"), ".", "not UTF-8 at byte 5 (a byte of zero)"),
         ("t.parquet", b"PAR1\xff", ".", "use data=parquet"),
         ("empty.txt", b"", "empty.txt", "data.path="),

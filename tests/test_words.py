@@ -79,6 +79,9 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train steps=2k": "trainer.max_steps=2000",
     "train dropout=10% my.txt": "model.dropout=0.1",
     "train lr= my.txt": "optim.lr=VALUE",
+    "train time=5m my.txt": "max_minutes=VALUE",
+    "train wd=null my.txt": "optim.weight_decay=null",
+    "ablate lr=1E-3,2e-3 my.txt": "optim.lr=1E-3,2e-3",
     "train seed = 3": "seed=3",
     "train --gpu my.txt": "trainer=gpu",
     "train -r my.txt": "-r: a setting is given as key=value",
@@ -107,6 +110,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "generate -p hello": "prompt=hello",
     "generate runs/yuong hello": "runs/yuong: no such run",
     "generate run=X": "run_dir=X",
+    "generate '' runs/absent/x": "run_dir=runs/young",
     "generate x=1": '"prompt=x=1"',
     "generate runs/young run_dir=x hello": "runs/young: is a second run",
     "generate hello prompt=you": '"prompt=hello you"',
@@ -153,7 +157,7 @@ def test_a_first_try_is_answered_by_a_line_to_paste(line: str, lab: Command, fol
 def test_what_is_pasted_for_train_composes() -> None:
     for line, answer in ANSWERS.items():
         words = [word.replace("max_tokens=N", "max_tokens=9") for word in shlex.split(answer.partition(" or ")[0])]
-        if line.startswith("train") and all("=" in word and "val_path" not in word for word in words):
+        if line.startswith("train") and all("=" in word and not re.search("VALUE|val_path", word) for word in words):
             compose("train", words, RunConfig)
 
 

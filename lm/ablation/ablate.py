@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lm.ablation.arms import common_threads, time_steps
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.ledger import folders_of, record_asked, record_ended
-from lm.ablation.plan import Plan, RunSpec, Step, make_plan, next_runs, now, record_of, seconds_to_go
+from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, record_of, seconds_to_go
 from lm.ablation.record import (
     TRIAL,
     AblationRecord,
@@ -28,7 +28,6 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
-from lm.ablation.tables import lost_to_new_code
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads

@@ -25,7 +25,7 @@ from lm.model.transformer import Transformer
 from lm.training.forecast import bare_step
 from lm.training.init_from import copy_weights
 from lm.training.optim import step_flops
-from lm.training.resolve import least_bytes, n_batches, resolve
+from lm.training.resolve import n_batches, resolve
 
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
 
@@ -45,10 +45,6 @@ class Arm(ArmRecord):
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
         return (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
-
-    def least_bytes(self) -> int:
-        """A lower bound of the memory of a run."""
-        return least_bytes(resolve(self.run, self.vocab_size), self.vocab_size)
 
 
 Arms = dict[str, Arm]  # by name

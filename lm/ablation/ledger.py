@@ -51,9 +51,7 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
     with reading(path, "a ledger of ablate"):
         rows = read_csv(path)
         if rows and list(rows[0]) != list(COLUMNS):
-            raise UserError(
-                f"has the columns {', '.join(rows[0])}; expected {', '.join(COLUMNS)}; ledger=FILE begins another"
-            )
+            raise UserError(f"has the columns {', '.join(rows[0])}; expected {', '.join(COLUMNS)}, or ledger=FILE")
         return [row | {"folder": os.path.relpath(path.parent / row["folder"])} for row in rows]
 
 

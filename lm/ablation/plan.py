@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
+from lm.ablation.contrasts import ENDED
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.run_files import RunFiles
@@ -26,12 +27,14 @@ from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, se
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
-from lm.config.identity import config_hash
+from lm.config.identity import config_hash, differences
 from lm.system.files import json_sha256
+from lm.training.resolve import least_bytes, resolve
 
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
+HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 Tuned = dict[
     str, tuple[Settings, Settings]
@@ -175,6 +178,37 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     known = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm in step.tuned)
     least, most = ((known + mean * n) / plan.record.workers for n in step.n_trials)
     return least, most
+
+
+def lost_to_new_code(plan: Plan, step: Step) -> str:
+    """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
+    before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
+    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not step.missing:
+        return ""
+    changed = [
+        (run.arm, hashes)
+        for run in before.of(REPORTED)
+        if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
+        if (hashes := _changed(before.arms[run.arm], plan.arms[run.arm]))
+        if plan.reader.outcome(run.run_dir).status in ENDED
+    ]
+    if not changed:
+        return ""
+    arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
+    return (
+        f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
+        "since; report.py still shows their verdict; to make them again here: code=new, elsewhere: another output_dir="
+    )
+
+
+def _changed(before: ArmRecord, now: ArmRecord) -> str:
+    """What has changed, if it is the code or the text and nothing else; empty if not."""
+    changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
+    keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
+    first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
+    if not changed <= {*HASHES} or differences(first, second, ignored=("threads",)):
+        return ""
+    return " and the ".join(HASHES[key] for key in HASHES if key in changed)
 
 
 def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int], stopped: list[str]) -> AblationRecord:
@@ -322,7 +356,8 @@ def make_plan(
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
     set_steps(ablation, arms)
-    workers = config.workers or default_workers(max(arm.least_bytes() for arm in arms.values()))
+    needed = max(least_bytes(resolve(arm.run, arm.vocab_size), arm.vocab_size) for arm in arms.values())
+    workers = config.workers or default_workers(needed)
     fitted = dict[str, int]()
     if ablation.minutes is not None:
         time_steps([*arms.values(), *filter(None, [base_arm])])

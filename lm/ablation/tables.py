@@ -5,26 +5,23 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.contrasts import ENDED, level_of
-from lm.ablation.record import BASE, REPORTED, UNUSED, ArmRecord
+from lm.ablation.contrasts import level_of
+from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results
 from lm.ablation.sentences import digits_of
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
-from lm.config.identity import differences
 from lm.report.pages import signed
 from lm.system.terminal import duration, format_table, printable
 
 if TYPE_CHECKING:
     from lm.ablation.plan import Plan, Step  # imports torch
 
-HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}
-
 
 def plan_table(plan: "Plan", step: "Step", results: Results) -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
-    from lm.ablation.plan import seconds_to_go  # which imports torch
+    from lm.ablation.plan import lost_to_new_code, seconds_to_go  # which imports torch
     from lm.system.device import busy
 
     config, record = plan.config, results.record
@@ -46,37 +43,6 @@ def plan_table(plan: "Plan", step: "Step", results: Results) -> str:
     time = " to ".join(dict.fromkeys(map(duration, (least, most))))
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
-
-
-def lost_to_new_code(plan: "Plan", step: "Step") -> str:
-    """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
-    before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
-    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not step.missing:
-        return ""
-    changed = [
-        (run.arm, hashes)
-        for run in before.of(REPORTED)
-        if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
-        if (hashes := _changed(before.arms[run.arm], plan.arms[run.arm]))
-        if plan.reader.outcome(run.run_dir).status in ENDED
-    ]
-    if not changed:
-        return ""
-    arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
-    return (
-        f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
-        "since; report.py still shows their verdict; to make them again here: code=new, elsewhere: another output_dir="
-    )
-
-
-def _changed(before: ArmRecord, now: ArmRecord) -> str:
-    """What has changed, if it is the code or the text and nothing else; empty if not."""
-    changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
-    keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
-    first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
-    if not changed <= {*HASHES} or differences(first, second, ignored=("threads",)):
-        return ""
-    return " and the ".join(HASHES[key] for key in HASHES if key in changed)
 
 
 def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[str, Any]:

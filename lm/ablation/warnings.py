@@ -3,7 +3,6 @@
 A weakness is found as the arms and comparisons that have it, each with its words; there is none where there are none.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -181,7 +180,7 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
     Of seeds with which the ablation has ended, `_seeds_added` and `_seeds_dropped` tell.
     """
     now, values = flat(design_of(record)), dict[str, list[str]]()
-    for before in (flat(_renamed(design, design_of(record)["arms"])) for design in record.designs_seen):
+    for before in map(flat, record.designs_seen):
         for key in {**before, **now}:
             is_told = key == "seeds" and before[key] in record.analyses
             is_new = key.startswith("arms.") and key not in before
@@ -189,15 +188,6 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
                 values.setdefault(key, []).append(to_override_value(before.get(key) or None))
     for key, earlier in values.items():
         yield "", f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
-
-
-def _renamed(design: dict[str, Any], arms: dict[str, list[str]]) -> dict[str, Any]:
-    """A design with the names of today's arms for those that have the same settings under another name."""
-    text = json.dumps(design)
-    for name, overrides in design["arms"].items():
-        same = (new for new in arms if new not in design["arms"] and arms[new] == overrides and name not in arms)
-        text = text.replace(json.dumps(name), json.dumps(next(same, name)))
-    return dict(json.loads(text))
 
 
 def _replaced(results: Results) -> Iterator[tuple[str, str]]:

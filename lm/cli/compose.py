@@ -36,7 +36,7 @@ from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
 
-UNUSED = ("-i", "-p", "-r", "-s")  # Hydra has them, and people mean something else
+SHORT_FLAGS = ("-i", "-p", "-r", "-s")  # Hydra has them, and people mean something else
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
 Config = TypeVar("Config")
 log = logging.getLogger(__name__)
@@ -106,9 +106,10 @@ def run_hydra(
         def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
             if args is not None:  # the line that is to be completed
                 return super().parse_args(args, namespace)
-            flags, unknown = self.parse_known_intermixed_args([word for word in words if word not in UNUSED])
-            for word in [*filter(UNUSED.__contains__, words), *unknown]:
-                raise UserError(explain_non_override(words, kinds, words.index(word)))
+            flags, unknown = self.parse_known_intermixed_args([word for word in words if word not in SHORT_FLAGS])
+            for i, word in enumerate(words):
+                if word in SHORT_FLAGS or word in unknown:
+                    raise UserError(explain_non_override(words, kinds, i))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 

@@ -69,8 +69,8 @@ def _with_words(args: list[str]) -> list[str]:
     words, settings = split_words(args, GenerateConfig)
     runs = [word for word in words if os.path.isdir(word)]
     prompt = [word for word in words if word not in runs]
-    for word in prompt:
-        if not runs and " " not in word and os.path.isdir(Path(word).parts[0]) and "/" in word:
+    for word in prompt if not runs else ():
+        if " " not in word and (folder := os.path.dirname(word)).strip("/") and os.path.isdir(folder):
             raise UserError(f"{word}: no such run; {whole_prompt(args, kinds_of(GenerateConfig))} is a prompt")
     given = [arg for arg in settings if arg.startswith("prompt=")]
     if len(given) + bool(prompt) > 1:

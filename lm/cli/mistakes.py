@@ -137,16 +137,18 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
         value = "true"  # of a flag, which what follows need not belong to
     is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
     if not is_list and {float, int} & {kinds[key], *get_args(kinds[key])}:
-        value = _number(value)
+        value = ",".join(map(_number, value.split(",")))  # those of a comparison or a sweep
     return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
 
 
 def _number(value: str) -> str:
     """A number as it is typed here: that of 2k is 2000, that of 10% is 0.1, and of no number VALUE."""
-    if not (match := re.fullmatch(r"(-?[\d.]+(?:e-?\d+)?)([kKmM%]?)", value)):
-        return "VALUE"
-    factor = {"k": 1000, "m": 1_000_000, "%": 0.01}.get(match[2].lower())
-    return match[1] if factor is None else f"{float(match[1]) * factor:.10g}"
+    unit = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1e-2}.get(value[-1:])
+    try:
+        number = float(value[:-1] if unit else value)
+    except ValueError:
+        return value if value == "null" else "VALUE"
+    return f"{number * unit:.10g}" if unit else value
 
 
 def _is_choice(group: str, word: str) -> bool:

@@ -21,7 +21,6 @@ from lm.data.tables import BLOCK, READERS, documents_of, open_file, reading_from
 from lm.system.files import json_sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-NO_TEXT = (b"%PDF", b"PK", b"\x1f\x8b", b"\x89PNG", b"\xff\xd8\xff", b"{\\rtf")  # PDF, ZIP, gzip, PNG, JPEG, RTF
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
 
 log = logging.getLogger(__name__)
@@ -139,15 +138,13 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
     with open_file(file) as content:
-        start = content.read(4096)
+        start = content.read(BLOCK)
     if start.startswith(b"PAR1"):
         return UserError(f"{file}: is a Parquet file; use data=parquet data.column=NAME")
-    zeros = [start[side::2].count(0) > len(start) / 4 for side in (0, 1)]  # every second byte of English in UTF-16
-    guess = {(True, False): "utf-16be", (False, True): "utf-16le"}.get((zeros[0], zeros[1]), "latin1")
-    guess = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else guess
+    guess = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
     cure = f"save it as UTF-8, for example by: iconv -f {guess} -t utf-8 FILE > NEW"
-    if guess == "latin1" and (0 in start or start.startswith(NO_TEXT)):
-        cure = "take the text out of a document, unpack an archive, choose files by a glob such as 'FOLDER/*.txt'"
+    if guess == "latin1" and re.search(rb"[\0-\x08]", start):
+        cure = "take the text out of a document or an archive; of UTF-16 by: iconv -f utf-16le -t utf-8 FILE > NEW"
     return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lm.config import UserError
-from lm.data.paths import COMPRESSED
+from lm.data.paths import COMPRESSED, suffix
 
 BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
@@ -148,7 +148,7 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
 
 
 def _delimiter(file: Path | str) -> str:
-    return "\t" if ".tsv" in str(file).lower() else ","
+    return "\t" if suffix(file) == ".tsv" else ","
 
 
 def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:

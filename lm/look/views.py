@@ -96,7 +96,8 @@ def _continuation(
         own, first, second = float(row[token]), *values[:2].tolist()
         shown = [*best.tolist(), *([] if token in best else [token])]
         shares = (row[shown] - row.logsumexp(-1)).exp()
-        drawn = (sampling.restrict(row) / sampling.temperature).softmax(-1)[shown] if sampling.temperature else shares
+        scaled = sampling.restrict(row) / sampling.temperature if sampling.temperature else row
+        drawn = (scaled[shown] - scaled.logsumexp(-1)).exp()
         yield {
             "token": token,
             "text": text,

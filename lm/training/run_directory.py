@@ -11,10 +11,9 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import DataConfig, RunConfig, UserError
+from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading, without_secrets
 from lm.config.identity import RESOLVED, deciding_settings, described_settings, differences, flat
-from lm.data.paths import SUFFIXES, local_files
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
@@ -24,13 +23,6 @@ log = logging.getLogger(__name__)
 
 class RunLocked(UserError):
     """Another process is writing to the run's directory."""
-
-
-def _files_of(data: DataConfig) -> list[Path]:
-    """The local files of a text, as far as they are there."""
-    with suppress(UserError, OSError):
-        return [*local_files(str(data.path), SUFFIXES.get(data.source, ())).values()] if data.path else []
-    return []
 
 
 def default_directory(run: RunConfig, config_hash: str) -> Path:
@@ -127,7 +119,7 @@ class RunDirectory:
         before = flat(saved)
         settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
         now = flat(settings)
-        is_other_text = False
+        is_other_text, is_asked = False, hashes is None
         if hashes is None:
             rest = described_settings(settings).keys() - deciding_settings(settings)
             of_text = (key for key in rest if key.startswith(("data.", "tokenizer.")))
@@ -138,8 +130,9 @@ class RunDirectory:
         if is_other_text:
             return None
         log.info("%s is finished: nothing to train", self.path)
-        if shown := [file for file in _files_of(run.data) if file.stat().st_mtime > self.result.stat().st_mtime]:
-            log.warning("%s: has changed since; the result is that of the text as it was", shown[0])
+        text = Path(run.data.path or os.devnull)
+        if is_asked and text.is_file() and text.stat().st_mtime > self.result.stat().st_mtime:
+            log.warning("%s: is newer than this result, which is of the text as it was", text)
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
         return result
