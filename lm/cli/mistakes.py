@@ -131,12 +131,13 @@ def _similar(key: str, value: str, kinds: Kinds) -> list[str]:
 
 
 def _assigned(key: str, value: str, kinds: Kinds) -> str:
+    parts = {kinds[key], *get_args(kinds[key])}
     if key == "data.path":
         return text_settings(value)
-    if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
+    if bool in parts and value not in ("true", "false"):
         value = "true"  # of a flag, which what follows need not belong to
-    is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
-    if not is_list and {float, int} & {kinds[key], *get_args(kinds[key])}:
+    is_list = any(get_origin(part) is list for part in parts)
+    if not is_list and {float, int} & parts and not (value == "null" and NoneType in parts):
         value = ",".join(map(_number, value.split(",")))  # those of a comparison or a sweep
     return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
 
@@ -147,7 +148,7 @@ def _number(value: str) -> str:
     try:
         number = float(value[:-1] if unit else value)
     except ValueError:
-        return value if value == "null" else "VALUE"
+        return "VALUE"
     return f"{number * unit:.10g}" if unit else value
 
 
