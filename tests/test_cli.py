@@ -20,11 +20,11 @@ from conftest import ROOT, Outcome
 from omegaconf import OmegaConf
 
 from lm import __version__
-from lm.cli import ablate, train
+from lm.cli import COMMANDS, ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
-from lm.cli.main import COMMANDS, handle_exception
+from lm.cli.main import handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig

@@ -34,8 +34,7 @@ from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.data import SOURCES, TOKENIZERS
 from lm.config.identity import config_hash, deciding_settings, differences, flat
 from lm.config.model import OWN_SETTINGS
-from lm.config.optim import OPTIMIZERS
-from lm.config.run import PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
+from lm.config.run import OPTIMIZERS, PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
 from lm.training.run_directory import default_directory
 from tests.helpers.runs import MUON, change
 

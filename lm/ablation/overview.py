@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.ablation import views
+from lm.ablation.contrasts import decimals
 from lm.ablation.export import results_frame
 from lm.ablation.figures import draw_forest
 from lm.ablation.results import Results, read_results
-from lm.ablation.sentences import decimals
 from lm.ablation.warnings import report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import described_settings

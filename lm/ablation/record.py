@@ -13,9 +13,8 @@ import filelock
 
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
-from lm.config.checks import reading, without_secrets
+from lm.config.checks import build, reading, without_secrets
 from lm.config.identity import flat
-from lm.config.typed import build
 from lm.system.files import json_sha256, read_json, write_text
 from lm.system.terminal import to_override_value
 

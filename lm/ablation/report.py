@@ -16,11 +16,11 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.ablation import figures, views
+from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import BASE, is_locked
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
-from lm.ablation.sentences import digits_of, percent
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of

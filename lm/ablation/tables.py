@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.contrasts import level_of
+from lm.ablation.contrasts import digits_of, level_of
 from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results
-from lm.ablation.sentences import digits_of
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES

@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import pandas as pd
 
+from lm.ablation.contrasts import percent
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
-from lm.ablation.sentences import percent
 from lm.config.ablation import BUDGET_NAMES, METRICS
 
 METRIC_NAMES = {

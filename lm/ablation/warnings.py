@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lm.ablation import views
+from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
-from lm.ablation.sentences import decimals
 from lm.ablation.statistics import interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat

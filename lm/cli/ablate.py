@@ -23,16 +23,16 @@ from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.processes import warm_up
-from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, read_question, write_question
-from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
-from lm.cli.main import command_prefix, job, resumable
-from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, kinds_of, no_such_key
+from lm.cli import command_line, command_prefix
+from lm.cli.compare import MARGIN, SEEDS, Question, arm, choose, question_of, read_question, write_question
+from lm.cli.compose import current_overrides, quoted, register, run_hydra, string, to_dataclass
+from lm.cli.main import job, resumable
+from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import LEDGER, AblateConfig
 from lm.config.identity import is_verb, key_of
-from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig
 NOT_TUNED = (
@@ -41,12 +41,6 @@ NOT_TUNED = (
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
 questions: list[Question] = []  # in one line, by this command
-
-
-def arm(overrides: Sequence[str]) -> RunConfig:
-    run = compose("train", overrides, RunConfig)
-    check_paths(run.data, run.tokenizer)
-    return run
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")

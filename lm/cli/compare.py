@@ -29,6 +29,7 @@ from lm.cli.words import with_text
 from lm.config import RunConfig, UserError, require
 from lm.config.ablation import AblateConfig, AblationConfig
 from lm.config.checks import error_prefix, reading, without_secrets
+from lm.data.paths import check_paths
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
@@ -54,6 +55,13 @@ class Comparison:
         return None if pd.isna(low) else (float(low), float(high))
 
 
+def arm(overrides: Sequence[str]) -> RunConfig:
+    """The configuration of an arm by its overrides. Raises UserError, also for a text that is not there."""
+    run = compose("train", overrides, RunConfig)
+    check_paths(run.data, run.tokenizer)
+    return run
+
+
 def compare(
     change: str,
     text: str | Path | None = None,
@@ -71,7 +79,6 @@ def compare(
     from lm import results as frames
     from lm.ablation.ablate import ablate
     from lm.ablation.compose import compose_arms
-    from lm.cli.ablate import arm
 
     kinds = kinds_of(RunConfig)
     words = with_text([*overrides, *([] if text is None else [str(text)])], kinds)

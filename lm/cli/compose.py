@@ -17,21 +17,11 @@ import yaml
 from omegaconf import DictConfig, IntegerNode, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.mistakes import (
-    CONFIGS,
-    LOADED,
-    Kinds,
-    explain_non_override,
-    explaining,
-    kinds_of,
-    no_such_key,
-    wrong_value,
-)
+from lm.cli.mistakes import CONFIGS, LOADED, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import error_prefix, expanded, reading, refuse, together
+from lm.config.checks import build, error_prefix, expanded, reading, refuse, together
 from lm.config.identity import PLACES, is_runtime, key_of
 from lm.config.model import CLASSES
-from lm.config.typed import build
 from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory

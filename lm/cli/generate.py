@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lm.cli import command_line
 from lm.cli.compose import parse
-from lm.cli.mistakes import command_line, kinds_of, whole_prompt
+from lm.cli.mistakes import kinds_of, whole_prompt
 from lm.cli.words import check_run, newest, split_words, with_run
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading

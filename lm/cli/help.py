@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from lm.cli import command_prefix
 from lm.cli.compose import compose
-from lm.cli.main import command_prefix
 from lm.cli.mistakes import CONFIGS
 from lm.cli.recipe import RECIPES
 from lm.config import RunConfig

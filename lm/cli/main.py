@@ -24,22 +24,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lm
+from lm.cli import COMMANDS, NAME
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
 from lm.config.identity import is_verb
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, is_impatient, printable
 
-COMMANDS = {
-    "train": "train one run, or with -m several; resume it, or show its result",
-    "generate": "continue a prompt",
-    "evaluate": "score a run on its validation text or on a text of your own",
-    "ablate": "answer a question: plan, tune, run every arm at every seed, report",
-    "report": "write the report of an ablation again, or compare several",
-    "runs": "list runs with what differs between them, filter, sort and plot them",
-    "look": "open a page in the browser: prompts, losses, embeddings and curves of runs",
-    "export": "write a Hugging Face folder, a GGUF file, or a page that generates",
-}
-NAME = "lm-lab"
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = tuple(128 + signum for signum in ENDING)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -257,11 +247,3 @@ def configure_streams(world_size: int | None = None) -> None:
     logger = logging.getLogger("lm")
     logger.handlers[:] = [MessageHandler()]
     logger.setLevel(logging.INFO if is_first_process(world_size) else logging.WARNING)
-
-
-def command_prefix(command: str) -> list[str]:
-    """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
-    started = Path(sys.argv[0])
-    if started.name == "__main__.py":
-        return ["python", "-m", "lm", command]
-    return ["python", f"scripts/{command}.py"] if started.suffix == ".py" else [NAME, command]

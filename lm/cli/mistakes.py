@@ -14,8 +14,8 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from lm.cli import command_line
 from lm.cli.aliases import EPOCHS, RESUME, meaning
-from lm.cli.main import command_prefix
 from lm.config import UserError
 from lm.config.data import TABLES
 from lm.config.identity import key_of
@@ -181,11 +181,6 @@ def resume_line() -> str:
     run = newest_run(Path("runs"), finished=False)
     line = "" if run is None else f"; {command_line('train', f'run_dir={run}')} resumes the newest"
     return f"the same command as before resumes its run by itself{line or '; none below runs/ is unfinished'}"
-
-
-def command_line(command: str, *words: str) -> str:
-    """A command as it is typed in a shell, in the form that was used."""
-    return shlex.join([*command_prefix(command), *words])
 
 
 def text_settings(path: str) -> str:

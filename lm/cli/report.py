@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lm.cli import command_prefix
 from lm.cli.compose import compose, parse
-from lm.cli.main import command_prefix
 from lm.cli.words import split_words
 from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig

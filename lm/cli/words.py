@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.cli import COMMANDS, NAME, command_line
 from lm.cli.aliases import EPOCHS, RESUME, command_of, meaning
-from lm.cli.main import COMMANDS, NAME
-from lm.cli.mistakes import Kinds, command_line, explain_non_override, kinds_of, resume_line, text_settings
+from lm.cli.mistakes import Kinds, explain_non_override, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
 from lm.config.identity import flat, key_of
 from lm.data.paths import COMPRESSED, is_url

@@ -8,8 +8,7 @@ from lm.config.checks import Diverged, UserError, require, require_min
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import FFNS, HEADS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
-from lm.config.optim import OptimConfig
-from lm.config.run import CheckpointConfig, DiagnosticsConfig, RunConfig, TrainerConfig, ValidationConfig
+from lm.config.run import CheckpointConfig, DiagnosticsConfig, OptimConfig, RunConfig, TrainerConfig, ValidationConfig
 
 __all__ = ["Diverged", "UserError", "foreign_classes", "require", "require_min"]
 __all__ += ["FFNS", "HEADS", "NORMS", "NORM_ORDERS", "POSITIONS"]

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import TokenizerConfig, UserError
-from lm.config.checks import reading
-from lm.config.typed import build
+from lm.config.checks import build, reading
 from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
 from lm.system.files import read_json, sha256
 

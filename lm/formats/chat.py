@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import UserError, require
-from lm.config.checks import reading
-from lm.config.typed import build
+from lm.config.checks import build, reading
 from lm.data.tokenizer import Chat, Tokenizer
 from lm.system.files import read_json, write_json
 

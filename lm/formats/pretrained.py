@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lm.config import HeadConfig, ModelConfig, UserError
-from lm.config.typed import build
+from lm.config.checks import build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, SYNONYMS, Architecture
 from lm.formats.chat import NAMES, eos_name, read_names, read_published_chat

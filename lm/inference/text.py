@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.config.checks import reading
-from lm.config.typed import build
+from lm.config.checks import build, reading
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData, encode_whole, prepare
 from lm.system.files import read_yaml

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
-from lm.config.checks import reading
-from lm.config.typed import build
+from lm.config.checks import build, reading
 from lm.data.tokenizer import Tokenizer
 from lm.formats.folder import load_model
 from lm.inference.details import token_counts

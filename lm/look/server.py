@@ -23,8 +23,7 @@ from lm.ablation.record import is_locked
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.config import UserError, require
-from lm.config.checks import DAMAGE, require_seed
-from lm.config.typed import build
+from lm.config.checks import DAMAGE, build, require_seed
 from lm.inference.sampling import Sampling
 from lm.look.models import LoadedModel, load, same_tokenizer
 from lm.look.runs import described_ablation, described_run

@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,7 +29,6 @@ STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK, "#8C510A", "#7B61FF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X"
-
 P = ParamSpec("P")
 Name = TypeVar("Name")
 
@@ -153,3 +152,34 @@ def axis_limits(
     values += [value for value in others if low - near <= value <= high + near]
     margin = 0.06 * max(max(values) - min(values), least) or 0.06 * near
     return round(min(values) - margin, 12), round(max(values) + margin, 12)
+
+
+# --- scores
+
+
+def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
+    """Write both panels, with a line for each run and text, as the SVG or PNG that the name of the file says."""
+    save(lambda: _draw(scores), path)
+
+
+def _draw(scores: list[dict[str, Any]]) -> Figure:
+    figure, (above, below) = panels(2, 2.6, 0.4)
+    above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
+    for score, name, style in zip(scores, _names(scores), line_styles(range(len(scores))).values(), strict=True):
+        options = asdict(style) | {"label": name}
+        bins, bands = score["calibration"], score["by_frequency"]
+        above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **options)
+        below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **options)
+    above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
+    below.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
+    below.set_xticks(range(1, 6))
+    legend(figure, above)
+    return figure
+
+
+def _names(scores: list[dict[str, Any]]) -> list[str]:
+    """Run and text of each, without the one that all share: a legend has little room."""
+    runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
+    if len({*texts}) == 1:
+        return runs
+    return texts if len({*runs}) == 1 else [f"{run}, {text}" for run, text in zip(runs, texts, strict=True)]
