@@ -7,6 +7,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from lm.cli.aliases import WORDS
 from lm.cli.compose import compose
 from lm.cli.main import COMMANDS
 from lm.cli.mistakes import kinds_of
-from lm.config import DataConfig, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
-from lm.config.ablation import AblateConfig
+from lm.config import DataConfig, RunConfig
 from lm.runs.find import newest_run
 from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
@@ -98,6 +98,20 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train tie_weights=false": "head=untied",
     "train --head untied": "head=untied",
     "train wandb=true": "logger=wandb",
+    "train my.txt bf16": "trainer.precision=bf16-mixed",
+    "train my.txt --dtype float16": "trainer.precision=bf16-mixed",
+    "train my.txt precision=fp32": "trainer.precision=32-true",
+    "train my.txt amp=false": "trainer.precision=32-true",
+    "train my.txt --quiet": "trainer.enable_progress_bar=false",
+    "train my.txt gradient_checkpointing=true": "activation_checkpointing=true",
+    "train my.txt val=a,b.txt": "data.val_path=a,b.txt",
+    "train my.txt lr_scheduler=cosine": "optim.decay=cosine",
+    "train my.txt activation=gelu": "model.ffn=gelu",
+    "train my.txt layernorm=true": "model.norm=layernorm",
+    "train my.txt --rope": "model.position=rope",
+    "train my.txt lora=true": "model.linear=lora",
+    "train my.txt ddp": "trainer.strategy=ddp",
+    "train help": "--help",
     "train prompt=ROMEO:": "'prompts=[ROMEO:]'",
     "train 'out=my run'": "'run_dir=my run'",
     "train --resume": "lm-lab train run_dir=runs/young",
@@ -108,6 +122,10 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "generate": 'lm-lab generate "Once upon a time"',
     "generate hello": "run_dir=runs/young",
     "generate --temp 0.8 hello": "temperature=0.8",
+    "generate greedy=true hello": "temperature=0",
+    "export quantize=q8_0": "dtype=q8_0",
+    "look --browser=false": "open=false",
+    "runs filter=seed=0": "where=seed=0",
     "generate -p hello": "prompt=hello",
     "generate runs/yuong hello": "runs/yuong: no such run",
     "generate run=X": "run_dir=X",
@@ -163,10 +181,9 @@ def test_what_is_pasted_for_train_composes() -> None:
 
 
 def test_the_words_mean_settings_and_commands_that_exist() -> None:
-    kinds: dict[str, object] = {}
-    for schema in (RunConfig, AblateConfig, GenerateConfig, EvaluateConfig, ExportConfig):
-        kinds |= kinds_of(schema)
-    assert {name for row in WORDS for name in row.split()} <= kinds.keys()
+    schemas = [import_module(f"lm.cli.{name}").SCHEMA for name in COMMANDS]
+    kinds = {name for schema in schemas for name in kinds_of(schema)}
+    assert {name for row in WORDS for name in row.split()} <= kinds
     assert {row.split()[0] for row in OTHER_COMMANDS} <= COMMANDS.keys()
     assert not {*COMMANDS} & {word for words in OTHER_COMMANDS.values() for word in words.split()}
     with pytest.raises(AttributeError, match="lm-lab train"):

@@ -12,6 +12,9 @@ WORDS = {
     "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",
     "optim.weight_decay": "wd l2 weightdecay",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
+    "optim.decay": "schedule scheduler lr_schedule lr_scheduler lr_scheduler_type lr_decay",
+    "optim.eps": "epsilon adam_eps adam_epsilon",
+    "optim.ema": "ema_decay",
     "optim": "optimizer optimiser opt",
     "trainer.gradient_clip_val": "clip grad_clip clip_grad gradient_clip gradient_clipping max_grad_norm",
     "trainer.accumulate_grad_batches": "accumulate accumulation grad_accum gradient_accumulation"
@@ -19,35 +22,58 @@ WORDS = {
     "trainer.accelerator": "device backend",
     "trainer": "cpu gpu cuda",
     "trainer.devices": "gpus n_gpus num_gpus n_devices num_devices",
-    "trainer.precision": "dtype amp mixed_precision",
+    "trainer.precision": "precision dtype torch_dtype amp mixed_precision bf16 fp16 half",
+    "trainer.strategy": "ddp distributed",
+    "trainer.num_nodes": "nodes nnodes n_nodes",
+    "trainer.enable_progress_bar": "progress progress_bar bar verbose quiet silent q",
     "trainer.log_every_n_steps": "log_every log_interval logging_steps",
     "model.n_layers": "layers layer n_layer nlayers num_layers num_hidden_layers depth n_blocks",
     "model.n_heads": "heads n_head nheads num_heads num_attention_heads attention_heads",
     "model.d_model": "width dim dmodel hidden hidden_size hidden_dim n_embd n_embed embed_dim embedding_dim emb_dim",
+    "model.n_kv_heads": "kv_heads num_kv_heads num_key_value_heads n_query_groups",
+    "model.d_head": "head_dim head_size",
     "model.d_ff": "ff ff_dim ffn_dim d_ffn mlp_dim intermediate_size",
     "model.dropout": "drop dropout_rate p_drop",
+    "model.ffn": "activation act act_fn hidden_act activation_function nonlinearity mlp gelu relu swiglu",
+    "model.norm": "normalization normalisation norm_type layernorm rmsnorm",
+    "model.position": "pos pos_emb position_embedding positional positional_encoding position_embedding_type rope",
+    "model.rope_theta": "theta rope_base",
+    "model.linear": "lora",
+    "model.lora_rank": "r rank lora_r",
     "seq_len": "context context_length context_len context_size ctx n_ctx block_size window",
     "data.seq_len": "context context_length context_len context_size ctx n_ctx block_size window seq seqlen seq_length"
     " sequence_length max_seq_len max_length",
     "data.batch_size": "batch bs batchsize micro_batch_size train_batch_size per_device_train_batch_size",
+    "data.val_path": "val valid val_file val_data validation_file validation_data valid_file eval_file test_file",
+    "data.separator": "sep delimiter document_separator",
+    "data.column": "col field text_column text_field text_key",
+    "data.max_bytes": "limit n_bytes max_size",
+    "data.document_mask": "doc_mask",
     "data.val_fraction": "val_frac val_ratio validation_fraction validation_split test_size",
     "data.path": "data dataset text file input corpus path data_path data_file data_dir train_file train_data txt url",
     "tokenizer.vocab_size": "vocab vocabulary n_vocab vocabsize vocabulary_size",
+    "tokenizer.path": "tokenizer_path tokenizer_file",
     "validation.every": "val_every eval_every val_interval eval_interval eval_steps validate_every",
     "validation.batches": "val_batches eval_batches eval_iters",
     "checkpoint.every": "save_every save_interval save_steps checkpoint_every checkpoint_interval",
+    "checkpoint.keep": "save_total_limit keep_last max_checkpoints",
+    "checkpoint.best": "save_best keep_best load_best_model_at_end",
     "checkpoint.patience": "early_stopping early_stop",
+    "activation_checkpointing": "gradient_checkpointing grad_checkpointing checkpointing recompute remat",
+    "compile": "torch_compile",
     "head": "tie tied tying tie_weights tied_weights weight_tying tie_embeddings tie_word_embeddings",
     "logger": "tracker report_to wandb tensorboard",
-    "init_from": "pretrained from_pretrained finetune base_model weights",
+    "init_from": "pretrained from_pretrained finetune finetune_from load_from resume_from base_model weights",
     "ablation.seeds": "seeds n_seeds num_seeds",
     "ablation.equivalence_margin": "margin equivalence tolerance",
     "ablation.tune.trials": "tune tuning n_trials tune_trials",
+    "ablation.budgets": "budget",
+    "executor": "engine cluster launcher",
     "workers": "jobs n_jobs parallel num_workers n_workers",
     "plan_only": "dry_run dryrun dry plan",
     "seed": "seeds random_seed rng_seed manual_seed",
     "threads": "num_threads n_threads cores n_cores cpus",
-    "temperature": "temp t",
+    "temperature": "temp t greedy",
     "max_new_tokens": "length max_length max_len n tokens n_tokens num_tokens max_tokens new_tokens",
     "n_samples": "samples num_samples num_return_sequences",
     "top_k": "k topk",
@@ -55,10 +81,19 @@ WORDS = {
     "prompt": "text input start query message p",
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
-    "output_dir": "out out_dir outdir output save save_dir name run_name dir run",
-    "run_dir trainer": "out out_dir outdir output output_dir save save_dir name run_name dir run log_dir logdir",
+    "output_dir": "out out_dir outdir output save_dir name run_name dir run",
+    "run_dir trainer": "out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir",
     "run_dir": "run runs model model_dir model_path checkpoint ckpt load name dir path",
+    "dtype": "quant quantize quantization precision bits",
+    "format": "type to",
+    "where": "filter query",
+    "sort": "sort_by order_by by",
+    "rows": "csv file input path",
+    "baseline": "base reference control",
+    "higher": "higher_is_better maximize greater_is_better",
+    "open": "browser",
 }
+NAMES_OF_VALUES = ("wandb", "tensorboard", "ddp", "lora", "rope", "layernorm", "rmsnorm", "gelu", "relu", "swiglu")
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
 RESUME = ("resume", "continue", "restart")
 # A command -> the words for it.
@@ -93,14 +128,21 @@ def meaning(key: str, value: str, kinds: Container[str]) -> tuple[str, str] | No
 
 def _adapted(setting: str, word: str, value: str) -> str:
     """The value in the words of the setting."""
+    is_off = value.lower() in ("false", "0", "no", "off")
     if setting == "trainer.accelerator":
         return value.partition(":")[0]
     if setting == "trainer":
         return "cpu" if word == "cpu" else "gpu"
     if setting == "head":
         return {"true": "tied", "false": "untied"}.get(value.lower(), value)
-    if setting == "logger" and value.lower() == "true":
-        return word
+    if setting == "trainer.precision":
+        return "32-true" if is_off or "32" in value else "bf16-mixed"
+    if word in ("quiet", "silent", "q"):
+        return "true" if is_off else "false"
+    if word == "greedy":
+        return "VALUE" if is_off else "0"
+    if word in NAMES_OF_VALUES:
+        return "VALUE" if is_off else word
     if setting == "ablation.seeds" and value.isdecimal() and int(value) <= 100:
         return f"[{','.join(map(str, range(int(value))))}]"
     return value

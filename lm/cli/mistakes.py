@@ -79,7 +79,9 @@ def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: 
         return f"{override}: cannot be read as key=value; {advice}"
     lines = str(error).splitlines() or [type(error).__name__]
     if match := re.match("Ambiguous value for argument '(.*)'", lines[0]):
-        return f"{match[1]}: several values, a run for each, need -m"
+        key = key_of(match[1])
+        is_known = key in kinds or (CONFIGS / key).is_dir()
+        return f"{match[1]}: several values, a run for each, need -m" if is_known else no_such_key(match[1], kinds)
     place = f"{lines[0].split(': ')[0]}: " if lines[0].startswith("In '") else ""  # a YAML file, perhaps the user's own
     causes = (error, error.__cause__, error.__context__)
     cause = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
@@ -159,6 +161,8 @@ def _is_choice(group: str, word: str) -> bool:
 def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
     """What a word asks for that is no setting, with the way to it; empty if it is none of them."""
     word = key.lower().replace("-", "_")
+    if word == "help":
+        return "did you mean --help?"
     if "trainer" not in kinds:
         return ""
     if word.rpartition(".")[2] in EPOCHS:
