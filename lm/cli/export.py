@@ -14,12 +14,15 @@ from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = ExportConfig
+FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
 
 
 def run(args: list[str]) -> None:
     words, others = split_words(args, ExportConfig)
     for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
-        raise UserError(f"{word}: is no run; did you mean {shlex.quote(f'output_dir={word}')}?")
+        kind = FORMATS_CALLED.get(word.lower().rpartition(".")[2])
+        meant = [f"format={kind}"] * (kind is not None) + [f"output_dir={word.partition('.')[0] if kind else word}"]
+        raise UserError(f"{word}: is no run; did you mean {shlex.join(meant)}?")
     config = parse(ExportConfig, with_run(words, others))
     if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
         raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")

@@ -8,6 +8,7 @@ shows the likeliest next tokens of each step on standard error.
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -70,6 +71,9 @@ def _with_words(args: list[str]) -> list[str]:
     words, settings = split_words(args, GenerateConfig)
     runs = [word for word in words if os.path.isdir(word)]
     prompt = [word for word in words if word not in runs]
+    if len(prompt) == 1 and os.path.isfile(prompt[0]):
+        meant = " or ".join(shlex.quote(f"{key}={prompt[0]}") for key in ("prompt_file", "prompt"))
+        raise UserError(f"{prompt[0]}: is a file; did you mean {meant}?")
     for word in prompt if not runs else ():
         if " " not in word and (folder := os.path.dirname(word)).strip("/") and os.path.isdir(folder):
             raise UserError(f"{word}: no such run; {whole_prompt(args, kinds_of(GenerateConfig))} is a prompt")

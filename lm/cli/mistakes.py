@@ -264,6 +264,7 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
         folder, name = os.path.split(word)
         names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
         close = [shlex.quote(os.path.join(folder, match)) for match in difflib.get_close_matches(name, names, 1, 0.75)]
-        return f"{word}: no such file, folder or glob; {_did_you_mean(close) or 'run_dir=RUN shows a finished run'}"
-    what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
+        advice = "a question is KEY=A,B or FILE.yaml" if "ablation" in kinds else "run_dir=RUN shows a finished run"
+        return f"{word}: no such file, folder or glob; {_did_you_mean(close) or advice}"
+    what = "a" if is_flag or suggestions else "no such file, folder or glob; a"
     return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"
