@@ -48,6 +48,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "my.csv").write_text("\ntitle,the body\n1,2\n")
     (tmp_path / "my.jsonl").write_text('{"title": 1, "text": "a"}\n')
+    (tmp_path / "chats.jsonl").write_text('{"turns": [{"text": "a"}]}\n')
+    (tmp_path / "names.json").write_text('["a"]')
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/dropout.yaml").write_text(QUESTION)
     write_run_dir(tmp_path / "runs/young", RunConfig(data=DataConfig(source="text", path="my.txt")))
@@ -63,8 +65,8 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train my.jsonl": "data=json data.path=my.jsonl data.column=text",
     "train my text.txt": "data=text 'data.path=my text.txt'",
     "train a=b.txt": "data=text data.path=a=b.txt",
-    "train rows": "data=json data.path=rows data.column=COLUMN",
-    "train my.parquet.gz": "data=parquet data.path=my.parquet.gz data.column=COLUMN",
+    "train rows": "its first row has no text",
+    "train my.parquet.gz": "my.parquet.gz: cannot be read as parquet",
     "train my.txt a,b.txt": "data.val_path=a,b.txt",
     "train my.txt data=text data.path=a,b.txt": "my.txt: is a second text",
     "train mine/dropout.yaml": "lm-lab ablate mine/dropout.yaml",
@@ -87,6 +89,8 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train --gpu my.txt": "trainer=gpu",
     "train -r my.txt": "-r: a setting is given as key=value",
     "train my.tx": "my.txt",
+    "train chats.jsonl": "its first row has no text",
+    "evaluate names.json": "its first row has no text",
     "train minutes=4": "max_minutes=4",
     "train epochs=3 my.txt tokenizer=byte": "trainer.max_steps=91",
     "train --epochs 3 my.txt data.seq_len=64 tokenizer=byte": "trainer.max_steps=91",

@@ -200,9 +200,7 @@ def text_settings(path: str) -> str:
         return shlex.join(words)
     from lm.data.tables import columns_of
 
-    columns = ["COLUMN"]
-    with suppress(OSError, UserError):
-        columns = columns_of(files[0], kind) if files else columns
+    columns = columns_of(files[0], kind) if files else ["COLUMN"]
     columns = ["text"] if "text" in columns else columns
     shown = [shlex.quote(f"data.column={column}") for column in columns[:MAX_COLUMNS]]
     shown += [f"one of {len(columns) - MAX_COLUMNS} more"] if columns[MAX_COLUMNS:] else []

@@ -144,7 +144,8 @@ def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
     guess = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
     cure = f"save it as UTF-8, for example by: iconv -f {guess} -t utf-8 FILE > NEW"
     if guess == "latin1" and re.search(rb"[\0-\x08]", start):
-        cure = "take the text out of a document or an archive; of UTF-16 by: iconv -f utf-16le -t utf-8 FILE > NEW"
+        cure = "take the text out of a document or an archive, or choose files by a glob such as 'FOLDER/*.txt'"
+        cure += "; of UTF-16: iconv -f utf-16le -t utf-8 FILE > NEW"
     return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
 
 

@@ -167,14 +167,18 @@ def columns_of(file: Path, kind: str) -> list[str]:
         if kind == "parquet":
             from pyarrow.parquet import read_schema
 
-            return [field.name for field in read_schema(content) if "string" in str(field.type)]
-        start = content.read(BLOCK).decode("utf-8-sig", errors="ignore")
-        if kind == "csv":
-            rows = [*islice(filter(any, csv.reader(io.StringIO(start), delimiter=_delimiter(file))), 2)]
-            first = dict(zip(rows[0], rows[-1], strict=False))
+            first = {field.name: "" for field in read_schema(content) if "string" in str(field.type)}
+        elif kind == "csv":
+            lines = io.StringIO(content.read(BLOCK).decode("utf-8-sig", errors="ignore"))
+            rows = [*islice(filter(any, csv.reader(lines, delimiter=_delimiter(file))), 2)]
+            first = dict(zip(rows[0], rows[-1], strict=False)) if rows else {}
         else:
-            first = json.JSONDecoder().raw_decode(start.lstrip("[ \t\r\n"))[0]
-        texts = {key: value for key, value in first.items() if isinstance(value, str)}
+            start = content.read(BLOCK).decode("utf-8-sig", errors="ignore").lstrip("[ \t\r\n")
+            first = json.JSONDecoder().raw_decode(start)[0] if start else {}
+        cells = first.items() if isinstance(first, dict) else ()
+        texts = {key: value or "" for key, value in cells if value is None or isinstance(value, str)}
+        if not texts:
+            raise UserError(f"{file}: its first row has no text; expected a column of strings, a document in each row")
         return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))
 
 
