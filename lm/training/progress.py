@@ -1,9 +1,12 @@
-"""What a run says on standard error while it trains: a progress bar, and above it lines about losses and time."""
+"""What a run says on standard error: a progress bar with lines about losses and time, and of what use its text is."""
 
+import logging
+import math
 import shutil
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
@@ -12,10 +15,18 @@ from lm.config import RunConfig, UserError
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.system.terminal import duration, is_first_process, printable, sparkline
+from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
 TIMED_STEPS = 10  # after which it is said how long the run will take
+FEW_TOKENS = 5_000  # a few pages of text
+MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
+GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
+DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
+SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
+TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
+log = logging.getLogger(__name__)
 
 
 def shows_bar(run: RunConfig) -> bool:
@@ -67,3 +78,63 @@ class Progress:
     def _write_line(self, text: str) -> None:
         with suppress(OSError):  # the terminal may have been closed
             tqdm.write(text, sys.stderr)
+
+
+# --- what is said of the text: before the loop, and after it
+
+
+def log_epochs(run: RunConfig, data: TextData) -> None:
+    """Say how often the text will be read."""
+    epochs = run.steps * run.tokens_per_step / len(data.train)
+    too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
+    log.info("the training text of %s tokens will be read %.1f times%s", f"{len(data.train):,}", epochs, advice)
+
+
+def log_end(run: RunConfig, data: TextData, state: State) -> None:
+    """Say where training ended if that was not known at its start."""
+    if state.ended_by != "steps":
+        epochs = state.step * run.tokens_per_step / len(data.train)
+        log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
+
+
+def log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> None:
+    """Say so if the n-gram model of the same text is better, with the likeliest cause and one setting to change."""
+    bits, baseline = result["val_bpb"], data.baselines.get("ngram", math.inf)
+    if bits > baseline and not run.data.overfit_batches:
+        comparison = "%.3f bits per byte are more than the %.3f of an n-gram model of this text: %s; try %s"
+        log.warning(comparison, bits, baseline, *_likely_cause(run, len(data.train), result))
+
+
+def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[str, str]:
+    tokens, n_params = result["tokens"], result["n_params"]
+    good = DROPOUT_EPOCHS if run.model.dropout else GOOD_EPOCHS
+    epochs, enough = tokens / n_text, min(good * n_text, TOKENS_PER_PARAMETER * n_params)
+    often = f"it was read {epochs:.1f} times, which is too often"
+    if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
+        return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
+    if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
+        return f"a text of {n_text:,} tokens is short", "a longer one"
+    if epochs > MANY_EPOCHS:
+        return often, _length(run, GOOD_EPOCHS * n_text, tokens)
+    if tokens < enough:
+        return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
+    larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"
+    return f"the model is small, {n_params:,} parameters", larger
+
+
+def _length(run: RunConfig, n_tokens: int, made: int) -> str:
+    """The setting by which a run of `made` tokens would have about `n_tokens`."""
+    if run.max_minutes is not None:
+        return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
+    return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
+
+
+def log_warnings(run: RunConfig, data: TextData) -> None:
+    """Warn about settings that have no effect, or less than it seems."""
+    if (n_tokens := len(data.train)) < FEW_TOKENS:
+        log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
+    if run.data.document_mask and len(data.documents()) == 1:
+        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
+    if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
+        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)

@@ -31,8 +31,8 @@ from lm.training.diagnostics import Diagnostics
 from lm.training.forecast import decide, steps_of_minutes
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
-from lm.training.optim import MIN_PEAK_LR_FACTOR, lr_factor, peak_lr_factor
-from lm.training.progress import Progress, shows_bar
+from lm.training.optim import lr_factor
+from lm.training.progress import Progress, log_baseline, log_end, log_epochs, log_warnings, shows_bar
 from lm.training.resolve import build_model, least_bytes
 from lm.training.result import build_result, final_model, save_unfinished, size_of
 from lm.training.run_directory import RunDirectory, default_directory
@@ -41,13 +41,7 @@ from lm.training.setup import begin, build_fabric, training_stream
 from lm.training.signals import Interrupted, Signals
 from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
-FEW_TOKENS = 5_000  # a few pages of text
-MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
-GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
-DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
-SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
-TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +116,8 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             )
             if checkpoint:
                 log.info("resuming from step %d", resume_step)
-            _log_epochs(run, data)
-            _log_warnings(run, data)
+            log_epochs(run, data)
+            log_warnings(run, data)
         state = None
         try:
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
@@ -265,7 +259,7 @@ def finish(
     loggers: list[Any],
 ) -> dict[str, Any]:
     """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
-    _log_end(run, data, state)
+    log_end(run, data, state)
     net, scores, last = final_model(state, run, data, directory)
     model = merged(net)
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
@@ -277,7 +271,7 @@ def finish(
         step = state.step if scores is last else state.best_step
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
-    _log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
+    log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
     save_model(model, data.tokenizer, directory.model)
     save_adapter(net, run.init_from, directory.adapter)
     write_json(directory.result, result)
@@ -306,60 +300,3 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
     if not all(map(math.isfinite, values)):
         advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
         raise Diverged(f"{message}: {advice}")
-
-
-def _log_epochs(run: RunConfig, data: TextData) -> None:
-    """Say how often the text will be read."""
-    epochs = run.steps * run.tokens_per_step / len(data.train)
-    too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
-    advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
-    log.info("the training text of %s tokens will be read %.1f times%s", f"{len(data.train):,}", epochs, advice)
-
-
-def _log_end(run: RunConfig, data: TextData, state: State) -> None:
-    """Say where training ended if that was not known at its start."""
-    if state.ended_by != "steps":
-        epochs = state.step * run.tokens_per_step / len(data.train)
-        log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
-
-
-def _log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> None:
-    """Say so if the n-gram model of the same text is better, with the likeliest cause and one setting to change."""
-    bits, baseline = result["val_bpb"], data.baselines.get("ngram", math.inf)
-    if bits > baseline and not run.data.overfit_batches:
-        comparison = "%.3f bits per byte are more than the %.3f of an n-gram model of this text: %s; try %s"
-        log.warning(comparison, bits, baseline, *_likely_cause(run, len(data.train), result))
-
-
-def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[str, str]:
-    tokens, n_params = result["tokens"], result["n_params"]
-    good = DROPOUT_EPOCHS if run.model.dropout else GOOD_EPOCHS
-    epochs, enough = tokens / n_text, min(good * n_text, TOKENS_PER_PARAMETER * n_params)
-    often = f"it was read {epochs:.1f} times, which is too often"
-    if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
-        return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
-    if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
-        return f"a text of {n_text:,} tokens is short", "a longer one"
-    if epochs > MANY_EPOCHS:
-        return often, _length(run, GOOD_EPOCHS * n_text, tokens)
-    if tokens < enough:
-        return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
-    larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"
-    return f"the model is small, {n_params:,} parameters", larger
-
-
-def _length(run: RunConfig, n_tokens: int, made: int) -> str:
-    """The setting by which a run of `made` tokens would have about `n_tokens`."""
-    if run.max_minutes is not None:
-        return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
-    return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
-
-
-def _log_warnings(run: RunConfig, data: TextData) -> None:
-    """Warn about settings that have no effect, or less than it seems."""
-    if (n_tokens := len(data.train)) < FEW_TOKENS:
-        log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
-    if run.data.document_mask and len(data.documents()) == 1:
-        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-    if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
-        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
