@@ -78,6 +78,7 @@ def test_a_confirmation_of_shorter_arms_keeps_the_length_of_its_base(lab: Lab) -
     assert asked["base"][-1] == f"trainer.max_steps={record.of('base')[0].steps}"
 
 
+@pytest.mark.slow
 def test_the_plan_counts_bases_and_trains_nothing(lab: Lab) -> None:
     assert "5 base runs, one for each seed, 5 to be made" in lab.table(tune=FEW, seed_offsets={"untied": 50})
     bases = {run.run_dir: run.seed for run in lab.asked("base")}

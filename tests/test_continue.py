@@ -149,6 +149,7 @@ def test_a_length_that_says_the_same_in_another_way_continues_the_run(run_dir: P
     assert train(composed(f"run_dir={run_dir}", f"max_tokens={20 * 4 * 32}"))[1]["steps"] == 20
 
 
+@pytest.mark.slow
 def test_a_plan_in_an_occupied_directory_is_of_what_is_left(run_dir: Path, command: Callable[..., Outcome]) -> None:
     """Of a finished run there is only its result."""
     before = sorted(Path().rglob("*"))

@@ -110,23 +110,9 @@ def less(name: str, words: list[str]) -> list[str]:
     return words + {"train": SMALL + few, "ablate": quick, "benchmark": ["only=[limits]", "seconds=0"]}.get(name, [])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", commands(README))
-def test_a_command_of_the_readme_runs(line: str, command: Callable[..., Outcome], cwd: Path) -> None:
-    name, words = read(line)
-    if name == "runs":
-        (cwd / "runs").mkdir()
-        (cwd / "run").rename(cwd / "runs/run")
-    if name == "report":
-        assert command("ablate", *less("ablate", ["ablation=smoke", "output_dir=DIR"]))[0] == 0
-    code, out, error = command(name, *less(name, words))
-    assert code == 0, error
-    assert out
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("line", dict.fromkeys(line for path in PAGES[1:] for line in commands(path.read_text())))
-def test_a_command_of_the_docs_runs(line: str, script: Script, cwd: Path) -> None:
+@pytest.mark.parametrize("line", dict.fromkeys(line for path in PAGES for line in commands(path.read_text())))
+def test_a_command_of_a_page_runs(line: str, script: Script, cwd: Path) -> None:
     name, words = read(line)
     if name == "runs":
         shutil.copytree(cwd / "run", cwd / "runs/run")
@@ -154,7 +140,7 @@ def pattern(line: str) -> str:
     return re.sub("higher|lower", "(higher|lower)", words)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_readme_shows_what_its_commands_print(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def events(small: Lab) -> list[tuple[str, str, str]]:
     return [(row["event"], row["folder"], row["verdict"]) for row in read_ledger(small.root / "ledger.csv")]
 
 
+@pytest.mark.slow
 def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     small: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     assert [*frame["seeds"].map(len)] == [*frame["pairs"]] == [3, 2, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever its budgets, its folder, its spelling and its neighbours are; other code makes other runs."""
     arms = {"tied": ["head=tied"], "untied": ["head=untied"]}
@@ -104,6 +106,7 @@ def test_a_file_that_was_cut_is_named_with_its_line(small: Lab) -> None:
         path.write_text(whole)
 
 
+@pytest.mark.slow
 def test_fewer_pairs_of_the_same_runs_take_no_verdict_back(small: Lab) -> None:
     question: dict[str, Any] = {"baseline": "untied", "primary": []}
     for folder, futility in (("stopped", 1), ("whole", None), ("stopped too", 1)):
@@ -217,6 +220,7 @@ def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(sm
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
 
 
+@pytest.mark.slow
 def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[..., Outcome]) -> None:
     code, shown, _ = lab("ablate", "head=tied,untied", str(small.text), "seeds=3", *TINY)
     (asked,) = Path("ablations").glob("head-*")
@@ -236,6 +240,7 @@ def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[...
     assert Path(rows[0]["folder"]) == asked
 
 
+@pytest.mark.slow
 def test_a_run_that_was_half_taken_over_is_in_no_folder(small: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(source: Path, target: Path, **options: object) -> None:
         target.mkdir()

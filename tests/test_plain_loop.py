@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 
@@ -18,6 +19,7 @@ WORDS = ["experiment=none", "data=text", "trainer=cpu", "trainer.precision=32-tr
 WORDS += ["trainer.max_steps=20", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
 
 
+@pytest.mark.slow
 def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file: Path, tmp_path: Path) -> None:
     run = composed(*WORDS, f"data.path={text_file}", f"run_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300")
     path, result = train(run)
@@ -32,6 +34,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_plain_loop_is_a_command_without_lightning_and_hydra() -> None:
     script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/ablation', '1']"
     script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"

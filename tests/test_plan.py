@@ -197,6 +197,7 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
     assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
 
 
+@pytest.mark.slow
 def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
     changes: list[tuple[int, list[str]]] = [(8, []), (8, []), (9, []), (8, ["trainer.max_steps=20"])]

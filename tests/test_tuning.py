@@ -92,7 +92,7 @@ def test_hyperparameters_that_interact_are_followed_by_further_searches_alone() 
     assert math.dist(factors(again), best) < math.dist(factors(once), best)
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_planned_trials_are_kept(k: int) -> None:
     arms, config = {"a": arm(k), "b": arm(3)}, TuneConfig(trials=46, hyperparameters=NAMES)
     least = search_size(k, config)
