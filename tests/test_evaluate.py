@@ -35,7 +35,7 @@ from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
-from lm.look.models import load
+from lm.look.runs import load
 from lm.look.views import scored_text
 from lm.model import Transformer
 from lm.training.train import train

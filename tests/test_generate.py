@@ -16,9 +16,8 @@ from torch.overrides import TorchFunctionMode
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
-from lm.inference.decode import decode, window_start
+from lm.inference.decode import Sampling, decode, window_start
 from lm.inference.generate import generate, likeliest, stream
-from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
 

@@ -23,9 +23,8 @@ from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.formats.huggingface import export
-from lm.inference.sampling import GREEDY, Sampling
-from lm.look.models import LoadedModel, load
-from lm.look.runs import described_run
+from lm.inference.decode import GREEDY, Sampling
+from lm.look.runs import LoadedModel, described_run, load
 from lm.look.server import MAX_BODY, LookServer
 from lm.look.views import attention, attention_weights, continuations, embeddings, scored_text
 from lm.runs.find import MARKS, folders_with

@@ -35,7 +35,7 @@ def run(args: list[str]) -> None:
     for name in names:
         check_run(name)  # raises UserError before the slow imports below
     from lm.formats.folder import load_model
-    from lm.inference.sampling import Sampling
+    from lm.inference.decode import Sampling
     from lm.system.device import best_device, set_threads
 
     sampling = {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p")}

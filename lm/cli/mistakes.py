@@ -106,7 +106,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
     key, (_, equals, value) = key_of(override), override.partition("=")
     if advice := _advice(key, value, kinds, args):
         return f"{override}: {advice}"
-    words = _similar(key, value if equals else "VALUE", kinds)
+    words = _with_all(_similar(key, value if equals else "VALUE", kinds), args, kinds)
     if not words and "prompt" in kinds and equals:
         words = [whole_prompt(args or [override], kinds)]
     elif "data.path" in kinds and os.path.exists(override):
@@ -130,6 +130,18 @@ def _similar(key: str, value: str, kinds: Kinds) -> list[str]:
     spellings = {name if "." in key else part: name for name, part in last_parts.items()}
     close = same or [spellings[spelling] for spelling in difflib.get_close_matches(key, spellings, 1, 0.75)]
     return [_assigned(name, value, kinds) for name in close]
+
+
+def _with_all(words: list[str], args: Sequence[str], kinds: Kinds) -> list[str]:
+    """What one everyday word or flag means, with what all others of the command mean, to be pasted at once."""
+    meant = []
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
+        key, equals, value = arg.lstrip("-").partition("=")
+        if equals or arg.startswith("-"):
+            value = value if equals else "VALUE" if "=" in following or following[:1] in ("", "-") else following
+            pair = None if key in kinds else meaning(key, value, kinds)
+            meant += [_assigned(*pair, kinds)] if pair else []
+    return [" ".join(meant)] if words[:1] and words[0] in meant else words
 
 
 def _assigned(key: str, value: str, kinds: Kinds) -> str:
@@ -248,7 +260,7 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     if advice := _advice(key, value, kinds, args):
         return f"{word}: {advice}"
     is_path = not is_flag and ("/" in word or "." in word) and word not in kinds
-    suggestions = [] if is_path else _similar(key, value or "VALUE", kinds)
+    suggestions = [] if is_path else _with_all(_similar(key, value or "VALUE", kinds), args, kinds)
     joined = (" ".join(args[i:end]) for end in range(i + 2, len(args) + 1))
     if os.path.isdir(word):
         suggestions = [f"{name}={word}" for name in kinds if name in ("run_dir", "output_dir")][:1]

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from lm.config import require
 from lm.data.tokenizer import Tokenizer
-from lm.inference.decode import decode
-from lm.inference.sampling import Sampling
+from lm.inference.decode import Sampling, decode
 from lm.model.transformer import Transformer
 
 Prompt = TypeVar("Prompt", str, list[str])
 
 
 class Options(TypedDict, total=False):
-    """The arguments of lm.inference.sampling.Sampling."""
+    """The arguments of lm.inference.decode.Sampling."""
 
     temperature: float
     top_k: int | None

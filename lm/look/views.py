@@ -15,12 +15,11 @@ from torch import Tensor
 from lm.config import UserError, require
 from lm.data.batches import IGNORED
 from lm.data.tokenizer import Tokenizer
-from lm.inference.decode import decode
+from lm.inference.decode import Sampling, decode
 from lm.inference.details import NLLByTarget, by_frequency
 from lm.inference.evaluate import evaluate
-from lm.inference.sampling import Sampling
 from lm.inference.text import opening_line
-from lm.look.models import LoadedModel, label, same_tokenizer, token_texts
+from lm.look.runs import LoadedModel, label, same_tokenizer, token_texts
 from lm.model.transformer import Attention, Transformer
 
 MAX_NEW_TOKENS = 512
