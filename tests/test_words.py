@@ -131,6 +131,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "export hf": "format=safetensors output_dir=hf",
     "generate my.txt": "prompt_file=my.txt or prompt=my.txt",
     "look nothing": "nothing: no such file",
+    "look my.txt": "my.txt: a setting is given as key=value",
     "ablate nothing.yaml": "KEY=A,B or FILE.yaml",
     "look --browser=false": "open=false",
     "runs filter=seed=0": "where=seed=0",

@@ -276,5 +276,5 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
         close = [shlex.quote(os.path.join(folder, match)) for match in difflib.get_close_matches(name, names, 1, 0.75)]
         advice = "a question is KEY=A,B or FILE.yaml" if "ablation" in kinds else "run_dir=RUN shows a finished run"
         return f"{word}: no such file, folder or glob; {_did_you_mean(close) or advice}"
-    what = "a" if is_flag or suggestions else "no such file, folder or glob; a"
+    what = "a" if is_flag or suggestions or os.path.exists(word) else "no such file, folder or glob; a"
     return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"

@@ -20,7 +20,7 @@ from lm.data.paths import COMPRESSED, is_url
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
-N_OFFERED = 4  # runs of an ablation
+N_OFFERED = 4  # runs of a folder
 BYTES_PER_TOKEN = 3.0  # of BPE with a small vocabulary, about
 log = logging.getLogger(__name__)
 
@@ -139,20 +139,17 @@ def with_run(runs: Sequence[str], settings: Sequence[str]) -> list[str]:
 
 
 def check_run(run_dir: str) -> None:
-    """Raise UserError if there is no model; in the folder of an ablation, with its runs."""
-    from lm.ablation.record import FILE
-    from lm.runs.find import MARKS, folders_with
-
+    """Raise UserError if there is no model; in a folder of runs, such as that of an ablation, with its runs."""
     try:
         model_folder(run_dir)
     except UserError as error:
-        runs = folders_with(MARKS, Path(run_dir)).values() if os.path.isfile(f"{run_dir}/{FILE}") else ()
-        trained = [shlex.quote(f"run_dir={path}") for path in runs if (path / "model").is_dir()]
-        if not trained:
+        models = [path for depth in ("*", "*/*") for path in Path(run_dir).glob(f"{depth}/model/config.json")]
+        if not models:
             raise
-        more = f" or one of {len(trained) - N_OFFERED} more there" if trained[N_OFFERED:] else ""
-        listed = " or ".join(trained[:N_OFFERED])
-        raise UserError(f"run_dir={run_dir}: is an ablation; did you mean {listed}{more}?") from error
+        runs = [shlex.quote(f"run_dir={path.parents[1]}") for path in sorted(models)]
+        more = [f"one of {len(runs) - N_OFFERED} more there"] if runs[N_OFFERED:] else []
+        listed = " or ".join([*runs[:N_OFFERED], *more])
+        raise UserError(f"run_dir={run_dir}: is a folder of runs; did you mean {listed}?") from error
 
 
 def newest(folder: Path = Path("runs")) -> str:
