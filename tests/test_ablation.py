@@ -23,6 +23,8 @@ from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import RunSpec
 from lm.ablation.record import (
     AblationRecord,
+    Failure,
+    RunFiles,
     default_dir,
     existing_record,
     lock_output_dir,
@@ -32,7 +34,6 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
-from lm.ablation.run_files import Failure, RunFiles
 from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig

@@ -21,11 +21,10 @@ import pytest
 import torch
 from conftest import Script
 
-from lm.ablation import executors, worker
-from lm.ablation.executors import EXECUTORS, Executor, execute, job_parameters
+from lm.ablation import executors
+from lm.ablation.executors import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
 from lm.ablation.plan import RunSpec
-from lm.ablation.run_files import Ending, Failure, RunFiles
-from lm.ablation.worker import make_run_on_node
+from lm.ablation.record import Failure, RunFiles
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.files import read_csv, sha256
@@ -121,14 +120,14 @@ def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
 
 def make_failing_run(spec: RunSpec) -> None:
     def fail(_: RunSpec) -> None:
-        worker.log.info("https://me:PASSWORD@host/a.txt: is read")
+        executors.log.info("https://me:PASSWORD@host/a.txt: is read")
         raise OSError("https://me:PASSWORD@host/a.txt: is not there")
 
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  not that of pytest, nor its handlers
     for name in (None, "lm"):
         logging.getLogger(name).handlers.clear()
-    worker._train = fail
-    worker.make_run(spec, "local")
+    executors._train = fail
+    executors.make_run(spec, "local")
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE, time_in_turns, time_steps
-from lm.ablation.code_hash import code_hash
+from lm.ablation.arms import SIZE_TOLERANCE, code_hash, time_in_turns, time_steps
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
@@ -278,7 +277,7 @@ def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = shutil.copytree(ROOT / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("lm.ablation.code_hash.HOME", home)
+    monkeypatch.setattr("lm.ablation.arms.HOME", home)
     hashes = [code_hash()]
     for name in ("data/batches.py", "model/linear.py", "training/optim.py", "inference/evaluate.py"):
         with open(home / name, "a") as file:

@@ -13,8 +13,7 @@ import pytest
 from lm.ablation import figures
 from lm.ablation.overview import folders, write_overview
 from lm.ablation.report import write_report
-from lm.ablation.results import read_results
-from lm.ablation.views import curve_table, curves_shown
+from lm.ablation.results import curve_table, read_results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.report.figures import line_styles
 from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
@@ -88,7 +87,7 @@ def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that
     path = make(tmp_path, **TWO)
     best(losses((400, 3.6, 9), (800, 3.4, 9), (900, 3.7, 9), (1000, 3.9, WHOLE)))(path)
     found = read_results(path)
-    curve = curve_table(curves_shown(found), "untied")
+    curve = curve_table(found.curves_shown, "untied")
     assert curve.iloc[:3].mean(axis=1).tolist() == pytest.approx([3.6, 3.4, 3.4])
     scores = found.runs[found.runs.arm == "untied"].set_index("seed").val_loss
     assert curve.iloc[-1].tolist() == scores[curve.columns].tolist(), "not 3.9, that of the last model"

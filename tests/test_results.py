@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 from conftest import HEADS, ROOT, WHOLE_RESULT
 
+from lm.ablation.executors import describe_exit_code
+from lm.ablation.record import RunFiles
 from lm.ablation.report import results_frame
 from lm.ablation.results import read_results
-from lm.ablation.run_files import RunFiles, describe_exit_code
 from lm.config import RunConfig, UserError
 from lm.results import contrasts, curves, runs, trials
 from tests.helpers.ablation_folder import write_run_dir

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
-from lm.ablation import views
+from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Array
-from lm.ablation.results import Results
+from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.ablation.tuning import profiles
 from lm.report.figures import (
     INK,
@@ -40,9 +40,9 @@ Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviatio
 @as_svg
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
-    record, comparisons = results.record, views.comparisons(results)
+    record, comparisons = results.record, results.comparisons
     shown = comparisons[comparisons["mean_difference"].notna()]
-    styles, side = line_styles(list(record.arms)), "left" if views.lower_is_better(results) else "right"
+    styles, side = line_styles(list(record.arms)), "left" if results.lower_is_better else "right"
     is_interaction = shown["family"] == "interaction"
     heading = "At equal " + shown["budgets"] if len(record.budgets) > 1 else shown["at_equal"]
     return draw_forest(
@@ -52,7 +52,7 @@ def forest(results: Results) -> Figure | None:
             color=[styles[arm].color if arm in styles else INK for arm in shown["arm"].where(~is_interaction, "")],
         ),
         record.equivalence_margin,
-        f"difference, {views.unit(results)} ({side} is better)",
+        f"difference, {results.unit} ({side} is better)",
     )
 
 
@@ -96,6 +96,11 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     return figure
 
 
+def _main_arms(record: AblationRecord) -> set[str]:
+    """The baseline and the primary arms (all, where none is primary), which set the scale of a figure."""
+    return {record.baseline, *(record.primary or record.arms)}
+
+
 def _finite(frame: pd.DataFrame) -> list[float]:
     values = frame.to_numpy(float).ravel()
     return [*values[np.isfinite(values)]]
@@ -123,14 +128,14 @@ def learning(results: Results) -> Figure | None:
 
     What comes in the first quarter of training may lie above the panels.
     """
-    record, styles, curves = results.record, line_styles(list(results.record.arms)), views.curves_shown(results)
-    main, margin = views.main_arms(results), record.equivalence_margin
-    tables = {arm: views.over_seeds(views.curve_table(curves, arm)) for arm in record.arms}
+    record, styles, curves = results.record, line_styles(list(results.record.arms)), results.curves_shown
+    main, margin = _main_arms(record), record.equivalence_margin
+    tables = {arm: over_seeds(curve_table(curves, arm)) for arm in record.arms}
     tables = {arm: table for arm, table in tables.items() if len(table) > 1}
     if not tables:
         return None
     others = [arm for arm in tables if arm != record.baseline]
-    gaps = {arm: views.over_seeds(views.gap_table(curves, arm, record.baseline)) for arm in others}
+    gaps = {arm: over_seeds(gap_table(curves, arm, record.baseline)) for arm in others}
     gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
     shown = [tables, gaps] if gaps else [tables]
     start = max(table.index.max() for table in tables.values()) / 4
@@ -139,7 +144,7 @@ def learning(results: Results) -> Figure | None:
         late = {arm: _finite(table[table.index >= start]) for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
-        panel.set(ylabel=views.unit(results), ylim=axis_limits(core, every, least, reach=0.5))
+        panel.set(ylabel=results.unit, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
             panel.plot(table.index, table["mean"], color=color, linestyle=dashes, label=arm)
@@ -163,18 +168,18 @@ def tuning(results: Results) -> Figure | None:
 
     The plot reaches as far up as helps to see where the best value lies.
     """
-    record, trials, keys = results.record, results.trials, views.hyperparameters(results)
+    record, trials, keys = results.record, results.trials, results.hyperparameters()
     if not keys:
         return None
     arms = [arm for arm in record.arms if arm in {*trials["arm"]}]
-    main = views.main_arms(results)
-    scores = trials["score"].astype(float).sort_values(ascending=views.lower_is_better(results)).dropna()
+    main = _main_arms(record)
+    scores = trials["score"].astype(float).sort_values(ascending=results.lower_is_better).dropna()
     best_first = scores[trials["arm"][scores.index].isin(main)]
     limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
     styles, curves = line_styles(list(record.arms)), profiles(results.tuned_arms, record.tune.factor)
     for panel, key in zip(axes, keys, strict=True):
-        panel.set(title=key, ylabel=views.unit(results), ylim=limits, xscale="log")
+        panel.set(title=key, ylabel=results.unit, ylim=limits, xscale="log")
         log_axis(panel.xaxis)
         for arm in arms:
             if key in results.hyperparameters(arm):
@@ -192,7 +197,7 @@ def _draw_search(
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
-    lost, worse = np.isnan(scores), high if views.lower_is_better(results) else low
+    lost, worse = np.isnan(scores), high if results.lower_is_better else low
     shown = np.clip(np.where(lost, worse, scores), low, high)
     outside = ~lost & (shown != scores)
     for chosen, marker, options in (
@@ -204,7 +209,7 @@ def _draw_search(
             axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
     if curve:
         x, loss, sd = curve  # lower is better in a search
-        mean = loss if views.lower_is_better(results) else -loss
+        mean = loss if results.lower_is_better else -loss
         axes.plot(x, mean, color=color, linestyle=style.linestyle)
         if band:
             axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)

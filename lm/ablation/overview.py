@@ -9,10 +9,9 @@ from urllib.parse import quote
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.ablation import views
 from lm.ablation.contrasts import decimals
-from lm.ablation.export import results_frame
 from lm.ablation.figures import draw_forest
+from lm.ablation.report import results_frame
 from lm.ablation.results import Results, read_results
 from lm.ablation.warnings import report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
@@ -66,11 +65,11 @@ def write_overview(path: Path) -> dict[Path, Results]:
 
 def _comparable(results: Results) -> Iterator[Row]:
     """The primary comparisons of losses, or all where none is primary, that have a pair of runs; equal runs once."""
-    shown, folder, weaknesses = views.asked(results), results.folder, report_warnings(results)
-    shown = shown[(shown["family"] != "interaction") & (shown["n_seeds"] > 0) & views.lower_is_better(results)]
+    shown, folder, weaknesses = results.asked(), results.folder, report_warnings(results)
+    shown = shown[(shown["family"] != "interaction") & (shown["n_seeds"] > 0) & results.lower_is_better]
     report = next((name for name in ("report.html", "report.md") if (folder / name).exists()), None)
     for contrast in shown.itertuples():
-        runs = views.done_of(results, contrast.arm, contrast.budget)
+        runs = results.done_of(contrast.arm, contrast.budget)
         bits = runs["val_bpb"].mean() / runs[results.record.metric].mean()  # the same for arms of one tokenizer
         numbers = (contrast.mean_difference, contrast.ci_low, contrast.ci_high)
         in_bits = {"differences": [value * bits for value in contrast.differences]}
@@ -80,8 +79,8 @@ def _comparable(results: Results) -> Iterator[Row]:
             "comparison": f"{contrast.name}, at equal {BUDGET_NAMES[contrast.budget]}",
             "ablation": folder.name,
             "address": f"{quote(os.fsencode(folder.name))}/{report}" if report else None,
-            "unit": views.unit(results),
-            "ci": views.ci(results.contrasts),
+            "unit": results.unit,
+            "ci": results.ci,
             "digits": decimals(contrast.equivalence_margin),
             "in_bits": in_bits,
             "weakened": weakening(contrast, weaknesses),
@@ -113,4 +112,4 @@ def _not_shown(ablations: dict[Path, Results], shown: set[str]) -> Iterator[str]
     for folder, results in ablations.items():
         if folder.name not in shown:
             metric = f"Its metric is {results.record.metric}."
-            yield f"{folder.name} is not shown. {'No pair of runs yet.' if views.lower_is_better(results) else metric}"
+            yield f"{folder.name} is not shown. {'No pair of runs yet.' if results.lower_is_better else metric}"

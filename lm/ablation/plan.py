@@ -20,9 +20,8 @@ import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
 from lm.ablation.contrasts import ENDED
-from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
+from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
-from lm.ablation.run_files import RunFiles
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import filelock
 
@@ -15,8 +18,9 @@ from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
 from lm.config.checks import build, reading, without_secrets
 from lm.config.identity import flat
-from lm.system.files import json_sha256, read_json, write_text
+from lm.system.files import json_sha256, read_json, write_json, write_text
 from lm.system.terminal import to_override_value
+from lm.training.run_directory import read_result
 
 FILE, LOCK = "ablation.json", ".lock"
 DESIGN = (  # what decides a verdict beside the arms and their runs
@@ -108,6 +112,10 @@ class AblationRecord(Question):
         """The arms whose comparison answers the question: all, where none is primary."""
         return self.primary or [*self.pairs]
 
+    def best_arms(self) -> list[str]:
+        """Arms that are scored by their best model, not by their last."""
+        return [name for name, arm in self.arms.items() if arm.settings.get("checkpoint.best")]
+
     def untuned(self) -> list[str]:
         """Arms whose tuning has not finished."""
         return [name for name, arm in self.arms.items() if self.tune.trials and not arm.tuned]
@@ -171,6 +179,66 @@ def write_record(record: AblationRecord, folder: Path) -> None:
     write_text(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
+# --- the files of a run: its directory, and beside it its status, its log and where it was made
+
+
+class Failure(StrEnum):
+    """Whether a failure counts against the arm.
+
+    The kernel kills by SIGKILL too when memory runs out, which cannot be told from any other kill.
+    """
+
+    ERROR = "error"  # of the run's own: an exception, an exit code, a crash of native code
+    KILLED = "killed"  # from outside, by a signal or with its node: at random, whatever the arm
+
+
+class Outcome(NamedTuple):
+    status: str  # done, failed, diverged, or missing: not run yet, or running
+    error: str = ""
+    result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
+    row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+    kind: str = ""  # of a failure whose process has ended: a value of Failure
+
+
+class RunFiles:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        paths = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log", ".where"))
+        self.status, self.log, self.where = paths
+
+    def write_status(self, status: str, kind: str, error: str) -> None:
+        write_json(self.status, {"status": status, "kind": kind, "error": error})
+
+    def read(self) -> Outcome:
+        """Raises OSError if what is there cannot be read: it is not missing, and need not be made again."""
+        try:
+            if (result := read_result(self.run_dir / "result.json")) is not None:
+                return Outcome("done", result=result)
+            with reading(self.status):
+                content = read_json(self.status)
+                return Outcome(content["status"], content["error"], kind=content.get("kind", ""))
+        except (FileNotFoundError, NotADirectoryError):
+            return Outcome("missing")
+        except UserError as error:
+            return Outcome("failed", str(error))
+
+    def place(self) -> dict[str, str]:
+        """The host and the executor that made the run; empty if that is not known."""
+        with suppress(FileNotFoundError, NotADirectoryError), reading(self.where):
+            return read_json(self.where)
+        return {}
+
+    def steps(self) -> int:
+        """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, ValueError, IndexError),  # no step yet, or half a line
+            open(self.run_dir / "metrics.csv", "rb") as file,
+        ):
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+            return int(file.read().splitlines()[-1].split(b",")[0])
+        return 0
+
+
 # --- the folder
 
 
@@ -193,7 +261,7 @@ def normalised(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key, _, text = override.partition("=")
         value: Any = text
-        with contextlib.suppress(HydraException):  # of a path that its grammar would have in quotes
+        with suppress(HydraException):  # of a path that its grammar would have in quotes
             value = parser.parse_override(override).value()
         values |= flat({key.lstrip("+"): int(value) if isinstance(value, float) and value.is_integer() else value})
     return [f"{key}={to_override_value(values[key])}" for key in sorted(values)]

@@ -5,6 +5,7 @@ what the templates show, in the order of the page; nothing is computed here but 
 """
 
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -15,12 +16,11 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from lm.ablation import figures, views
+from lm.ablation import figures
 from lm.ablation.contrasts import digits_of, percent
-from lm.ablation.export import curves_csv, report_json, results_frame
-from lm.ablation.record import BASE, is_locked
-from lm.ablation.results import Results
-from lm.ablation.run_files import RunFiles
+from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, is_locked
+from lm.ablation.results import POINT, SCORES, Results
+from lm.ablation.statistics import interval
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of
@@ -34,11 +34,23 @@ ALT = {  # what is read aloud in place of a figure
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter, with the fitted curves",
 }
+METRIC_NAMES = {
+    "val_loss": "validation loss, nats per token",
+    "val_bpb": "validation loss, bits per byte",
+    "val_top1": "next-token accuracy on the validation text",
+}
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
     "time": "training time (planned from steps of each arm measured in turns)",
 }
+SCHEMA_VERSION = 1  # of report.json
+PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
+WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
+ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
+WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
+FILES = ("report.html", "report.md", "report.json", "results.csv", "curves.csv")
+RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 
 
 def write_report(results: Results) -> None:
@@ -71,17 +83,17 @@ def write_pages(
 
 
 def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Weakness]) -> dict[str, Any]:
-    record, comparisons = results.record, views.comparisons(results)
-    answers = views.asked(results).itertuples()
+    record, comparisons = results.record, results.comparisons
+    answers = results.asked().itertuples()
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
         "refresh": running and not record.ended and is_locked(results.folder),  # else nobody writes the page again
         "digits": max(map(digits_of, comparisons.to_dict("records"))),
-        "unit": views.unit(results),
+        "unit": results.unit,
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
-        "ci": views.ci(comparisons),
+        "ci": results.ci,
         "several_budgets": len(record.budgets) > 1,
         "answers": [(row.statement, row.verdict, weakening(row, warnings)) for row in answers],
         "basis": [*basis],
@@ -91,7 +103,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
-        "metric_name": views.METRIC_NAMES.get(record.metric, "value"),
+        "metric_name": METRIC_NAMES.get(record.metric, "value"),
     }
 
 
@@ -113,15 +125,15 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "intervals", f"cover the seeds and{where} the noise of tuning (standard deviation {sizes})"
     else:
         yield "intervals", "cover the seeds only"
-    if alone := len(views.rows_alone(results)):
+    if alone := len(results.rows_alone()):
         yield "runs without a folder", f"for {alone} of {total} runs, results.csv is all that is left"
-    if stopped := views.stopped_early(results):
+    if stopped := results.stopped_early():
         yield "planned looks (interim analyses)", stopped
 
 
 def facts_of_metric(results: Results) -> Iterator[tuple[str, str]]:
-    better, margin = "lower" if views.lower_is_better(results) else "higher", results.record.equivalence_margin
-    yield "metric", f"{views.METRIC_NAMES.get(results.record.metric, 'value')}; {better} is better"
+    better, margin = "lower" if results.lower_is_better else "higher", results.record.equivalence_margin
+    yield "metric", f"{METRIC_NAMES.get(results.record.metric, 'value')}; {better} is better"
     words = f"±{margin:g}, the smallest difference that matters"
     yield "equivalence margin", words if margin else "not given, so nothing is called equivalent"
 
@@ -162,8 +174,8 @@ def _tuned(results: Results) -> str:
 def _details(results: Results) -> dict[str, Any]:
     record = results.record
     return {
-        "best_arms": ", ".join(views.best_arms(record)),
-        "hyperparameters": views.hyperparameters(results),
+        "best_arms": ", ".join(record.best_arms()),
+        "hyperparameters": results.hyperparameters(),
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
         "final": [*_final(results)],
@@ -189,7 +201,7 @@ def _arms(results: Results) -> Iterator[dict[str, Any]]:
             "overrides": [word for word in arm.overrides if key_of(word) not in arm.tuned],
             "matched_to": results.record.pairs.get(name),
             "offset": results.record.seed_offsets.get(name),
-            "cells": [cells.get(key) for key in views.hyperparameters(results)],
+            "cells": [cells.get(key) for key in results.hyperparameters()],
             "trials": len(trials),
             "lost": int(trials["score"].isna().sum()),
             "regret": results.regrets[name].mean if name in results.regrets else None,
@@ -199,13 +211,13 @@ def _arms(results: Results) -> Iterator[dict[str, Any]]:
 def _final(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each arm and budget, those of the same runs once."""
     for name, arm in results.record.arms.items():
-        for budget, words in views.distinct_budgets(results, [name]).items():
-            runs = views.done_of(results, name, budget)
+        for budget, words in results.distinct_budgets([name]).items():
+            runs = results.done_of(name, budget)
             kept = runs[runs["has_folder"].astype(bool)]
             yield {
                 "arm": name,
                 "budget": words,
-                "scores": [(runs[column].mean(), runs[column].std()) for column in views.METRIC_NAMES],
+                "scores": [(runs[column].mean(), runs[column].std()) for column in METRIC_NAMES],
                 "seeds": f"{len(runs)} of {len(results.record.seeds)}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": arm.steps[budget],
@@ -216,7 +228,7 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
 
 def _without_result(results: Results) -> Iterator[dict[str, Any]]:
     """Runs that have failed, diverged or not finished, and why, or how far they are."""
-    reported = views.distinct(results.reported()).assign(purpose="reported")
+    reported = results.reported().drop_duplicates("run_dir").assign(purpose="reported")
     runs = pd.concat([reported, results.trials.assign(purpose="search trial")])
     for row in runs[runs["status"] != "done"].to_dict("records"):
         made = f"step {RunFiles(results.folder / row['run_dir']).steps():,}, running, interrupted or not started"
@@ -234,7 +246,7 @@ def _on_folder(results: Results, command: str, key: str) -> str:
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
-    record, done = results.record, views.distinct(views.done(results))
+    record, done = results.record, results.done.drop_duplicates("run_dir")
     yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
     for key, name in CONDITIONS.items():
@@ -256,3 +268,89 @@ def _by_value(values: dict[str, str]) -> str:
     for name, value in values.items():
         names.setdefault(value, []).append(name)
     return "; ".join(value if len(names) == 1 else f"{value} ({', '.join(of)})" for value, of in names.items())
+
+
+# --- for programs: results.csv, curves.csv and report.json
+
+
+def results_frame(results: Results) -> pd.DataFrame:
+    """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
+
+    reported: what the verdicts rest on; trial: of the tuning; base: what others start from; unused: made for other
+    settings, code or seeds than are asked for now, kept so that nothing is lost.
+    """
+    runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
+    frame = pd.concat([runs[runs["purpose"] == purpose].drop_duplicates("run_dir") for purpose in PURPOSES])
+    where = [key for key in WHERE if key in frame and frame[key].notna().any()]
+    return frame.reindex(columns=[*ROW, *(key for key in results.hyperparameters() if key in frame), *where])
+
+
+def curves_csv(results: Results) -> str:
+    """What each run but the trials scored during its training."""
+    curves = results.curves.drop_duplicates(["run_dir", "step"])
+    return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
+
+
+def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
+    """What the values alone say."""
+    record, contrasts = results.record, results.contrasts
+    interactions = contrasts["family"] == "interaction"
+    reported = results.reported().drop_duplicates("run_dir")
+    with_error = reported[reported["error"].fillna("") != ""]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "question": record.question,
+        "verdict": [*results.asked()["statement"]],
+        "contrasts": contrasts[~interactions].to_dict("records"),
+        "interactions": [
+            {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
+        ],
+        "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
+        "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
+        "runs": results.counts()
+        | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
+        **{key: getattr(record, key) or None for key in ("seeds", "metric", "equivalence_margin", "baseline")},
+    }
+
+
+def report_json(results: Results) -> dict[str, Any]:
+    """The report in numbers; what is not known is null."""
+    record = results.record
+    made = {"reported": results.reported().drop_duplicates("run_dir"), "trials": results.trials}
+    content = verdict_json(results, report_warnings(results))
+    content["runs"]["rows"] = len(results.rows_alone())
+    content |= {
+        "cost": {
+            name: {kind: float(runs["seconds"][runs["arm"] == name].sum()) for kind, runs in made.items()}
+            for name in record.arms
+        },
+        "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
+        "hashes": {name: arm.identity for name, arm in record.arms.items()},
+        "paths": {name: str(results.folder / name) for name in FILES},
+    }
+    return dict(plain(content | {key: getattr(record, key) for key in RECORDED}))
+
+
+def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
+    values = results.done_of(name, budget)[results.record.metric].astype(float)
+    low, high = interval([*values]) or (None, None)
+    statistics = {"n": len(values), "mean": values.mean(), "sd": values.std(), "ci_low": low, "ci_high": high}
+    return {"arm": name, "budget": budget} | statistics
+
+
+def _search_json(results: Results, name: str) -> dict[str, Any]:
+    trials, hyperparameters = results.trials[results.trials["arm"] == name], results.hyperparameters(name)
+    columns = ["trial", "search", "seed", "run_dir", *hyperparameters, "score", "status"]
+    inside = results.tuned_arms[name].is_interior() if name in results.tuned_arms else {}
+    chosen = {"chosen": results.record.arms[name].tuned, "inside": inside}
+    return {"hyperparameters": hyperparameters, **chosen, "trials": trials[columns].to_dict("records")}
+
+
+def plain(value: Any) -> Any:
+    """Values as JSON has them: no NaN, no types of numpy and pandas."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if value is pd.NA or value is None or value != value or value in (math.inf, -math.inf) else value

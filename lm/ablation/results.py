@@ -6,7 +6,7 @@ a run without a folder is read from results.csv, and its curve from curves.csv. 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,22 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.contrasts import ENDED, compare
-from lm.ablation.record import BASE, REPORTED, TRIAL, AblationRecord, arm_and_seed, design_of, read_record
+from lm.ablation.contrasts import ENDED, compare, level_of, percent
+from lm.ablation.record import (
+    BASE,
+    REPORTED,
+    TRIAL,
+    AblationRecord,
+    Failure,
+    Outcome,
+    RunFiles,
+    arm_and_seed,
+    design_of,
+    read_record,
+)
 from lm.ablation.response_surface import Regret
-from lm.ablation.run_files import Failure, Outcome, RunFiles
 from lm.ablation.tuning import TunedArm, failed_searches, regrets
-from lm.config.ablation import METRICS
+from lm.config.ablation import BUDGET_NAMES, METRICS
 from lm.config.checks import reading
 from lm.system.files import read_csv
 from lm.system.terminal import to_override_value
@@ -144,12 +154,26 @@ class Results:
         return self.of(TRIAL)
 
     @cached_property
+    def done(self) -> pd.DataFrame:
+        """The finished reported runs, a row for each budget."""
+        runs = self.reported()
+        return runs[runs["status"] == "done"]
+
+    def done_of(self, arm: str, budget: str) -> pd.DataFrame:
+        """The finished reported runs of an arm under a budget, indexed by seed."""
+        return self.done[(self.done["arm"] == arm) & (self.done["budget"] == budget)].set_index("seed")
+
+    def rows_alone(self) -> pd.DataFrame:
+        """Finished reported runs of which results.csv is all that is left."""
+        return self.done[~self.done["has_folder"].astype(bool)].drop_duplicates("run_dir")
+
+    @cached_property
     def tuned_arms(self) -> dict[str, TunedArm]:
         """The arms with chosen hyperparameters, with the trials of the search that they come from.
 
         Losses are lower where better, and infinite if training diverged. Trials without one are left out.
         """
-        tuned, sign = {}, 1 if METRICS[self.record.metric][0] else -1
+        tuned, sign = {}, 1 if self.lower_is_better else -1
         for name, arm in self.record.arms.items() if self.record.tune.trials else ():
             trials = self.trials[self.trials["arm"] == name]
             last = trials[trials["search"] == trials["search"][trials["status"].isin(ENDED)].max()]
@@ -174,14 +198,71 @@ class Results:
         failed = failed_searches(self.tuned_arms, self.record.equivalence_margin)
         return compare(self.record, self.runs, self.regrets, failed)
 
+    @cached_property
+    def comparisons(self) -> pd.DataFrame:
+        """The contrasts, those of the same runs once, with further columns for a reader.
+
+        `budgets`: what is held equal, in words ("tokens and FLOPs"); `at_equal`: the same after a name, empty where
+        there is one budget; `name`: both arms, or the name of an interaction; `is_asked`: it answers the question, as
+        the primary comparisons do (all, where none is primary), and interactions; `statement`: the verdict in words.
+        """
+        several = len(self.record.budgets) > 1
+        served = [self.distinct_budgets(ended) for ended in self.contrasts["ended"]]
+        budgets = [names.get(budget) for names, budget in zip(served, self.contrasts["budget"], strict=True)]
+        shown = self.contrasts.assign(budgets=budgets)[pd.notna(budgets)]
+        is_interaction, is_primary = shown["family"] == "interaction", shown["family"] == "primary"
+        return shown.assign(
+            at_equal=" at equal " + shown["budgets"] if several else "",
+            name=shown["arm"].where(is_interaction, shown["arm"] + " - " + shown["baseline"]),
+            is_asked=is_interaction | is_primary | (not is_primary.any()),
+            statement="At equal " + shown["budgets"] + ", " + shown["sentence"] if several else shown["sentence"],
+        )
+
+    def asked(self) -> pd.DataFrame:
+        """The comparisons that answer the question, and interactions."""
+        return self.comparisons[self.comparisons["is_asked"]]
+
+    def distinct_budgets(self, arms: Iterable[str]) -> dict[str, str]:
+        """Budgets under which arms do not have the runs of an earlier one, with the names of all that these serve."""
+        runs = self.reported()
+        runs = runs[runs["arm"].isin([*arms])]
+        budgets: dict[frozenset[str], list[str]] = {}
+        for budget in self.record.budgets:
+            run_dirs = frozenset(runs["run_dir"][runs["budget"] == budget])
+            budgets.setdefault(run_dirs or frozenset([budget]), []).append(budget)
+        return {same[0]: " and ".join(BUDGET_NAMES[budget] for budget in same) for same in budgets.values()}
+
+    @property
+    def lower_is_better(self) -> bool:
+        return METRICS[self.record.metric][0]
+
+    @property
+    def unit(self) -> str:
+        return METRICS[self.record.metric][1]
+
+    @property
+    def ci(self) -> str:
+        """What the intervals are called: with their level, which planned looks change."""
+        return f"{percent(1 - level_of(self.record))} CI"
+
     def counts(self) -> dict[str, int]:
         """How many reported runs have each status."""
         status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
-    def hyperparameters(self, arm: str) -> list[str]:
-        """What is tuned for an arm, as far as trials are asked for."""
-        return next(([*run.values] for run in self.record.of(TRIAL) if run.arm == arm), [])
+    def stopped_early(self) -> str:
+        """What was not run because a planned look had decided; empty if nothing was."""
+        n, looks = len(self.record.seeds), self.record.looks
+        if not looks or n >= looks[-1]:
+            return ""
+        n_saved = self.reported()["run_dir"].nunique() * (looks[-1] - n) // n
+        return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs were not made"
+
+    def hyperparameters(self, *arms: str) -> list[str]:
+        """What is tuned for these arms, or for any, as far as trials are asked for."""
+        names = arms or self.record.arms
+        trials = (run for name in names for run in self.record.of(TRIAL) if run.arm == name)
+        return [*dict.fromkeys(key for run in trials for key in run.values)]
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -196,6 +277,24 @@ class Results:
         curves = pd.DataFrame(rows, columns=[*which, *POINT])
         numbers = curves[[*POINT]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
         return curves.assign(**numbers).astype(dict.fromkeys(("step", "tokens", "val/tokens"), "Int64"))
+
+    @cached_property
+    def curves_shown(self) -> pd.DataFrame:
+        """The validations of the finished reported runs under the first budget; `metric` is that of the ablation.
+
+        Where a run keeps its best model (checkpoint.best), `metric` is that of the best model so far, and ends at the
+        score of the run: its arm is compared by that model.
+        """
+        curves, metric = self.curves, self.record.metric
+        shown = curves["run_dir"].isin(self.done["run_dir"]) & (curves["purpose"] == REPORTED)
+        shown &= curves["budget"] == self.record.budgets[0]
+        curves = curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
+        scores = self.done.drop_duplicates("run_dir").set_index("run_dir")[metric].astype(float)
+        for run_dir, run in curves[curves["arm"].isin(self.record.best_arms())].groupby("run_dir"):
+            is_best = run["val/loss"] <= run["val/loss"].cummin()
+            curves.loc[run.index, "metric"] = run["metric"].where(is_best).ffill()
+            curves.loc[run.index[-1], "metric"] = scores[run_dir]
+        return curves
 
 
 def read_results(folder: Path) -> Results:
@@ -250,3 +349,24 @@ def _column(values: list[Any], kind: type | None) -> Any:
     if kind not in DTYPES:
         values = [value if value is None else to_override_value(value) for value in values]
     return pd.Series(values, dtype=DTYPES.get(kind, "string"))
+
+
+# --- curves, of `curves_shown`
+
+
+def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """A curve of the metric for each seed of an arm: tokens by seeds."""
+    chosen = curves[(curves["arm"] == arm) & curves["metric"].notna()].drop_duplicates(["tokens", "seed"], keep="last")
+    return chosen.pivot(index="tokens", columns="seed", values="metric").astype(float)
+
+
+def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean, lowest and highest value over the seeds, where all of them have one."""
+    table, statistics = table.dropna(), ["mean", "min", "max"]
+    return pd.DataFrame(columns=statistics) if table.empty else table.agg(statistics, axis=1)
+
+
+def gap_table(curves: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
+    """The difference of two arms during training: tokens by seeds that both have finished."""
+    first, second = (curve_table(curves, name) for name in (arm, baseline))
+    return (first - second).reindex(columns=first.columns.intersection(second.columns))

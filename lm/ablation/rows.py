@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation import views
-from lm.ablation.export import plain, verdict_json
+from lm.ablation import figures
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
+from lm.ablation.report import facts_of_metric, plain, summary, verdict_json, write_pages
 from lm.ablation.results import Results, RunReader, frame
 from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Weakness, run_warnings
@@ -129,7 +129,7 @@ def rows_warnings(results: Results) -> list[Weakness]:
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    said = [*views.asked(results)["statement"], *map(str, rows_warnings(results))]
+    said = [*results.asked()["statement"], *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *said, *written]))
 
@@ -140,9 +140,6 @@ def rows_json(results: Results) -> dict[str, Any]:
 
 def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
     """report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
-    from lm.ablation import figures  # which takes a second
-    from lm.ablation.report import facts_of_metric, summary, write_pages
-
     is_used = any((folder / name).exists() for name in (FILE, "config.yaml"))
     require(not is_used, f"output_dir={folder}", "a folder that holds no ablation and no run")
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lm.ablation import views
 from lm.ablation.contrasts import digits_of, level_of
 from lm.ablation.record import BASE, UNUSED
 from lm.ablation.results import Results
@@ -82,20 +81,20 @@ def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
     if plan.base:
         n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
         lines += [f"{n} base runs, one for each seed, {missing} to be made"]
-    if alone := len(views.rows_alone(results)):
+    if alone := len(results.rows_alone()):
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
     return lines
 
 
 def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*views.asked(results)["statement"], *filter(None, [views.stopped_early(results)])]
+    lines = [*results.asked()["statement"], *filter(None, [results.stopped_early()])]
     lines += [*map(str, report_warnings(results))]
-    reported = views.distinct(results.reported())
+    reported = results.reported().drop_duplicates("run_dir")
     lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
-    if alone := len(views.rows_alone(results)):
+    if alone := len(results.rows_alone()):
         counts += f" ({alone} of them rows of results.csv without their folder)"
     lines = [comparison_table(results), "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]
     return printable("\n".join(lines))
@@ -103,8 +102,8 @@ def result_table(results: Results) -> str:
 
 def comparison_table(results: Results) -> str:
     """A line for each comparison."""
-    head = ("arm", "baseline", "at equal", "seeds", "difference", views.ci(results.contrasts), "verdict")
-    rows = [head, *map(_row, views.comparisons(results).to_dict("records"))]
+    head = ("arm", "baseline", "at equal", "seeds", "difference", results.ci, "verdict")
+    rows = [head, *map(_row, results.comparisons.to_dict("records"))]
     return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
 
 

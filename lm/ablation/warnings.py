@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
-from lm.ablation.results import Results
+from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.ablation.statistics import interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat
@@ -42,7 +41,7 @@ def report_warnings(results: Results) -> list[Weakness]:
 
 
 def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
-    """What weakens the answer of one comparison, a row of `views.comparisons`, in a few words each."""
+    """What weakens the answer of one comparison, a row of `Results.comparisons`, in a few words each."""
     own = {row.name + row.at_equal, *row.ended}
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
@@ -68,7 +67,7 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < MIN_SEEDS:
         yield Weakness(f"There are only {n} seeds.", ROUGH)
-    asked = views.asked(results)
+    asked = results.asked()
     few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
     pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few.drop_duplicates("name").itertuples())
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
@@ -98,7 +97,7 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         )
     yield from _about(
         "The scored model is chosen by the text that scores it",
-        ((name, name) for name in views.best_arms(record)),
+        ((name, name) for name in record.best_arms()),
         "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show.",
     )
     yield from _about(
@@ -192,7 +191,7 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
 def _replaced(results: Results) -> Iterator[tuple[str, str]]:
     """Runs that are missing now, and of which the folder has one that ended."""
-    runs = views.distinct(results.runs)
+    runs = results.runs.drop_duplicates("run_dir")
     ended = {*runs["run_dir"][runs["purpose"] == "unused"].str.replace(r"-\w+$", "", regex=True)}
     for run in runs[runs["status"] == "missing"].itertuples():
         if run.run_dir.rpartition("-")[0] in ended:
@@ -225,7 +224,7 @@ def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
 
 def _narrower(results: Results) -> Iterator[tuple[str, str]]:
-    for row in views.comparisons(results).itertuples():
+    for row in results.comparisons.itertuples():
         alone = interval(row.differences, 1 - row.alpha)
         if row.is_tuning_counted and alone and row.ci_high - row.ci_low < alone[1] - alone[0]:
             yield row.name + row.at_equal, row.name + row.at_equal
@@ -233,7 +232,7 @@ def _narrower(results: Results) -> Iterator[tuple[str, str]]:
 
 def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:
     """Comparisons of tuned arms whose regret is not known."""
-    shown, searched = views.comparisons(results), {*results.trials["arm"]}
+    shown, searched = results.comparisons, {*results.trials["arm"]}
     for row in shown[(shown["n_seeds"] > 0) & ~shown["is_tuning_counted"]].itertuples():
         if row.ended.keys() <= searched:
             yield row.name + row.at_equal, row.name + row.at_equal
@@ -244,7 +243,7 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
 
     A hint: the midpoint of a run is not the result of a run of half the length, for its learning rate is still high.
     """
-    margin, shown = results.record.equivalence_margin, views.asked(results)
+    margin, shown = results.record.equivalence_margin, results.asked()
     digits = decimals(margin)
     shown = shown[shown["verdict"].isin(["better", "worse"]) & (shown["family"] != "interaction")]
     for row in shown[shown["budget"] == results.record.budgets[0]].itertuples():
@@ -262,7 +261,7 @@ def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.S
     None where the arms see unequal numbers of tokens: their curves end at other places.
     """
     arms, budget = results.record.arms, results.record.budgets[0]
-    gap = views.gap_table(views.curves_shown(results), arm, baseline).dropna(how="all")
+    gap = gap_table(results.curves_shown, arm, baseline).dropna(how="all")
     end = gap.index.max()
     half = min(gap.index, key=lambda tokens: abs(2 * tokens - end), default=end)
     are_equal = {arms[name].steps[budget] * arms[name].tokens_per_step for name in (arm, baseline)} == {end}
@@ -276,11 +275,11 @@ def _rising(results: Results) -> Iterator[tuple[str, str]]:
 
     Estimates are compared with estimates: the points that were scored on as much of the text as the first one.
     """
-    curves = views.curves_shown(results)
+    curves = results.curves_shown
     first = curves.groupby("run_dir")["val/tokens"].transform("first")
     alike = curves[(curves["val/tokens"] == first) | first.isna()]
-    for arm in results.record.arms if views.lower_is_better(results) else ():
-        mean = views.over_seeds(views.curve_table(alike, arm))["mean"]
+    for arm in results.record.arms if results.lower_is_better else ():
+        mean = over_seeds(curve_table(alike, arm))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
             yield arm, f"{arm} (by {rise:.2g})"
 
@@ -290,7 +289,8 @@ def _mixed_pairs(results: Results) -> list[tuple[str, str]]:
     seeds: dict[tuple[str, str], set[int]] = {}
     contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
     for row in contrasts.itertuples():
-        pairs = views.pairs(results, row.arm, row.baseline, row.budget)
+        first, second = (results.done_of(name, row.budget) for name in (row.arm, row.baseline))
+        pairs = first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
         for key, name in CONDITIONS.items():
             both = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
             for seed, first, second in both[both.iloc[:, 0] != both.iloc[:, 1]].itertuples(name=None):

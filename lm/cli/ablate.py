@@ -58,10 +58,10 @@ def program(config: DictConfig) -> None:
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.ablation.ablate import ablate
-    from lm.ablation.export import report_json
     from lm.ablation.ledger import sd_of_pairs
     from lm.ablation.plan import Plan, Step
     from lm.ablation.record import default_dir
+    from lm.ablation.report import report_json
     from lm.ablation.results import Results
     from lm.ablation.tables import plan_json, plan_table
     from lm.cli.report import print_results, verdict_code

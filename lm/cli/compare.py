@@ -20,7 +20,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from lm.ablation import views
 from lm.ablation.results import Results
 from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import LOADED, explaining, kinds_of
@@ -110,9 +109,9 @@ def judge(
 
 
 def _comparison(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Comparison:
-    done, metric = views.done(results), results.record.metric
+    done, metric = results.done, results.record.metric
     rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
-    answer = views.asked(results).iloc[0]
+    answer = results.asked().iloc[0]
     return Comparison(answer["verdict"], answer["statement"], contrasts, folder, rows)
 
 

@@ -88,7 +88,7 @@ def _judge(config: ReportConfig, args: list[str]) -> int:
 
 def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
-    from lm.ablation.export import report_json
+    from lm.ablation.report import report_json
     from lm.ablation.tables import result_table
 
     print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
@@ -96,9 +96,7 @@ def print_results(results: "Results", as_json: bool) -> None:
 
 def verdict_code(results: "Results") -> int:
     """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
-    from lm.ablation.views import asked
-
-    contrasts = asked(results).query("family != 'interaction'")
+    contrasts = results.asked().query("family != 'interaction'")
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts["verdict"].iloc[0]]

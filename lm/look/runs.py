@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm.ablation.record import RunFiles
 from lm.ablation.results import read_results
-from lm.ablation.run_files import RunFiles
-from lm.ablation.views import asked, distinct
 from lm.ablation.warnings import report_warnings
 from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
 from lm.config.checks import build, reading
@@ -162,7 +161,7 @@ def _has_model(path: Path) -> bool:
 def described_ablation(folder: Path) -> dict[str, Any]:
     """The question of an ablation, the verdicts so far and what is left. Raises UserError."""
     results = read_results(folder)
-    record, counts, runs = results.record, results.counts(), distinct(results.reported())
+    record, counts, runs = results.record, results.counts(), results.reported().drop_duplicates("run_dir")
     to_go, seconds = counts["missing"], runs["seconds"].astype(float).median()
     left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
     left += [f"{counts[status]} {status}" for status in ("failed", "diverged") if counts[status]]
@@ -172,7 +171,7 @@ def described_ablation(folder: Path) -> dict[str, Any]:
         left += [f"still tuned: {', '.join(untuned)}"]
     return {
         "question": record.question,
-        "answers": asked(results)[["verdict", "statement"]].to_dict("records"),
+        "answers": results.asked()[["verdict", "statement"]].to_dict("records"),
         "left": "; ".join(left),
         "warnings": [warning.summary for warning in report_warnings(results)],
     }

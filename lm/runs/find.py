@@ -9,8 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.record import FILE
-from lm.ablation.run_files import RunFiles
+from lm.ablation.record import FILE, RunFiles
 from lm.config import UserError
 from lm.config.checks import without_secrets
 from lm.config.identity import described_settings, flat

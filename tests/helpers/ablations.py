@@ -13,11 +13,10 @@ from conftest import WHOLE_RESULT
 
 from lm.ablation.ablate import ablate
 from lm.ablation.compose import compose_arms, compose_base
-from lm.ablation.executors import Executor
+from lm.ablation.executors import Ending, Executor
 from lm.ablation.plan import Plan, RunSpec, Step
-from lm.ablation.record import REPORTED, read_record
+from lm.ablation.record import REPORTED, Failure, read_record
 from lm.ablation.results import Results
-from lm.ablation.run_files import Ending, Failure
 from lm.ablation.tables import plan_table
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
