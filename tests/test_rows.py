@@ -12,6 +12,7 @@ from conftest import ROOT
 
 from lm import judge
 from lm.ablation.results import read_results
+from lm.ablation.rows import judged, rows_table
 from lm.config import UserError
 from tests.helpers.ablation_folder import Page
 
@@ -39,6 +40,25 @@ def test_values_of_an_untuned_study_have_its_verdicts_and_intervals(name: str) -
         assert row.diverged or more.verdict[row.Index] == opposite
     assert less["p_equivalent"].isna().all(), "there is no margin"
     assert answer.interval == judge(answer.rows, baseline).interval
+
+
+def test_an_arm_is_called_as_it_is_named() -> None:
+    values = {"seed": [0, 1, 2] * 2, "value": [1, 2, 3, 1.1, 2.2, 3.2]}
+    for names in ((0, 1), (False, True), ("None", "true"), ("null", "nan ")):
+        arms = [name for name in names for _ in range(3)]
+        assert judge(pd.DataFrame(values | {"arm": arms}), str(names[0])).verdict == "worse", names
+
+
+def test_a_value_without_a_pair_counts_where_it_diverged_and_a_lost_seed_is_told(tmp_path: Path) -> None:
+    rows = [("a", seed, 1 + seed / 10) for seed in range(5)] + [("b", seed, 0.5 + seed / 9) for seed in range(5)]
+    frame = pd.DataFrame(rows, columns=["arm", "seed", "value"])
+    lost = pd.DataFrame([("b", seed, np.nan) for seed in (5, 6)], columns=frame.columns)
+    assert judge(frame).verdict == "better"
+    answer = judge(pd.concat([frame, lost]))
+    assert (answer.verdict, answer.contrasts["undecided_by"][0]) == ("undecided", "survivors")
+    more = pd.DataFrame([("c", seed, 2 + seed / 8) for seed in range(2, 5)], columns=frame.columns)
+    results = judged(pd.concat([frame, more]), "a", None, False)
+    assert "Pairs are missing: c has 3 of 5." in rows_table(results, None)
 
 
 def test_a_file_gets_a_table_a_page_and_json(command: Command, tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ class _Progress:
     def begin(self, step: Step, todo: list[RunSpec], n_taken_over: int) -> Any:
         """The bar of these runs."""
         self.step, self.steps_ended = step, 0
+        taken_over = sum(map(self.plan.seconds, step.missing)) - sum(map(self.plan.seconds, todo))
         self.seconds_to_go, _ = seconds_to_go(self.plan, step)  # what is to come is known better each time
+        self.seconds_to_go -= taken_over / self.plan.record.workers
         self.n_runs = self.n_ended + len(step.missing)
         self.n_ended += n_taken_over
         total = sum(run.steps for run in todo)

@@ -347,7 +347,7 @@ def _column(values: list[Any], kind: type | None) -> Any:
     kinds = {type(value) for value in values if value is not None}
     kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
     if kind not in DTYPES:
-        values = [value if value is None else to_override_value(value) for value in values]
+        values = [value if isinstance(value, str | None) else to_override_value(value) for value in values]
     return pd.Series(values, dtype=DTYPES.get(kind, "string"))
 
 

@@ -116,7 +116,8 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     is_finite = abs(row["value"]) < TOO_LARGE
     outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
-    place = {"purpose": "reported", "budget": "rows"} if has_pair else {"purpose": "unused", "budget": ""}
+    counts = has_pair or not is_finite  # no arm is favoured by the seeds that it survived
+    place = {"purpose": "reported", "budget": "rows"} if counts else {"purpose": "unused", "budget": ""}
     return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
 
 
@@ -125,7 +126,12 @@ def rows_warnings(results: Results) -> list[Weakness]:
     alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
-    return [*([Weakness(summary, "They are left out.")] if names else []), *run_warnings(results)]
+    said = [Weakness(summary, "They are left out.")] if names else []
+    contrasts = results.contrasts[~results.contrasts["diverged"].astype(bool)]  # else the sentence has the counts
+    fewer = contrasts[contrasts["n_seeds"] < contrasts["n_planned"]].itertuples()
+    if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
+        said += [Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")]
+    return [*said, *run_warnings(results)]
 
 
 def rows_table(results: Results, folder: str | None) -> str:

@@ -19,7 +19,7 @@ from scipy import optimize, special, stats
 
 ALPHA = 0.05
 POWER = 0.8
-SAME = 1e-9  # relative, of differences that are equal but for rounding
+SAME = 1e-5  # relative, of differences that are equal but for rounding, of numbers in single precision too
 MIN_EQUAL = 6  # of two equal arms whose values differ by +1 or -1, so many differences are equal in 3 % of cases
 N_QUANTILES = 1000  # of a sample standard deviation, over which power is averaged: to 1e-4
 Array = NDArray[np.float64]

@@ -120,7 +120,7 @@ def _of_tuning(results: Results) -> Iterator[Weakness]:
         "The best value lies at the edge of the search range",
         _named({name: arm.at_edge() for name, arm in arms.items()}),
         "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
-        "verdict that this could undo.",
+        "verdict that this could undo; where it is flat, begin elsewhere.",
     )
     yield from _about(
         "The best value lies beside divergence",

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
+from numbers import Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -103,7 +104,10 @@ def judge(
     from lm.results import contrasts_of
 
     with error_prefix("frame"):
-        require(isinstance(margin, float | int | None), f"margin={margin!r}", "a number")
+        require(isinstance(frame, pd.DataFrame), f"is a {type(frame).__name__}", "a frame of pandas")
+        is_number = isinstance(margin, Real | None) and not isinstance(margin, bool)
+        require(is_number, f"margin={margin!r}", "a number")
+        require(isinstance(higher, bool), f"higher={higher!r}", "True or False")
         results = judged(checked_rows(frame), None if baseline is None else str(baseline), margin, higher)
     return _comparison(results, contrasts_of({"": results}), None)
 

@@ -57,9 +57,10 @@ def run(args: list[str]) -> int:
         print(f"{len(write_overview(path))} ablations; {path / 'overview.html'}")
         return 0
     results = read_results(path)
+    code = verdict_code(results) if config.exit_code == "verdict" else 0
     write_report(results)
     print_results(results, config.json)
-    return verdict_code(results) if config.exit_code == "verdict" else 0
+    return code
 
 
 def print_series(path: Path, as_json: bool) -> int:
@@ -80,10 +81,11 @@ def _judge(config: ReportConfig, args: list[str]) -> int:
     rows = read_rows(path)
     with error_prefix(str(path)):
         results = judged(rows, config.baseline, config.margin, config.higher)
+    code = verdict_code(results) if config.exit_code == "verdict" else 0
     if config.output_dir is not None:
         write_rows_report(results, Path(config.output_dir), path, shlex.join([*command_prefix("report"), *args]))
     print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
-    return verdict_code(results) if config.exit_code == "verdict" else 0
+    return code
 
 
 def print_results(results: "Results", as_json: bool) -> None:
