@@ -29,7 +29,6 @@ Array = NDArray[np.float64]
 
 differences = st.lists(st.integers(-300, 300).map(lambda i: i / 64), min_size=2, max_size=6)  # sums of these are exact
 varied = differences.filter(lambda values: len(set(values)) > 1)
-tests = differences.filter(lambda values: len(values) > 2 or len(set(values)) > 1)
 families = st.dictionaries(st.sampled_from("abcdef"), varied, min_size=1)
 
 
