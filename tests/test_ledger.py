@@ -17,7 +17,7 @@ from lm.ablation.results import RunReader, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from tests.conftest import Outcome
-from tests.helpers.ablations import SHORT, Lab, instant, losses
+from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, losses, plan_in_a_moment
 from tests.test_compare import TINY
 
 
@@ -27,6 +27,8 @@ def small(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     losses = {"tied": 3.0, "untied": 2.5, "scaled": 3.0}
     made = instant(lambda spec: losses[spec.arm] + spec.seed % 7 * 1e-3 * (1 + (spec.arm == "tied")))
     monkeypatch.setitem(EXECUTORS, "local", made)
+    plan_in_a_moment(monkeypatch)
+    draw_nothing(monkeypatch)
     return Lab(tmp_path, corpus, SHORT)
 
 
