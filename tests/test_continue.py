@@ -152,7 +152,10 @@ def test_a_length_that_says_the_same_in_another_way_continues_the_run(run_dir: P
 def test_a_plan_in_an_occupied_directory_is_of_what_is_left(run_dir: Path, command: Callable[..., Outcome]) -> None:
     """Of a finished run there is only its result."""
     before = sorted(Path().rglob("*"))
-    plans = [command("train", f"run_dir={run_dir}", "plan_only=true", *words) for words in ([], ["trainer.devices=2"])]
+    plans = [
+        command("train", f"run_dir={run_dir}", "plan_only=true", *words)
+        for words in ([], [*WORDS, "trainer.devices=2"])
+    ]
     assert [code for code, _, _ in plans] == [0, 2]
     assert "resumed after step 12" in plans[0][1]
     assert "trainer.devices" in plans[1][2]

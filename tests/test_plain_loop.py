@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 
@@ -15,7 +16,7 @@ from tests.helpers.runs import composed, losses
 
 PLAIN_LOOP = ROOT / "docs/plain_loop.py"
 WORDS = ["experiment=none", "data=text", "trainer=cpu", "trainer.precision=32-true", "threads=1", "loss=plain"]
-WORDS += ["trainer.max_steps=20", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
+WORDS += ["trainer.max_steps=8", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
 
 
 def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file: Path, tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     path, result = train(run)
     data = prepare(run.data, run.tokenizer)
     twin = runpy.run_path(str(PLAIN_LOOP))
-    net, of_steps = twin["train"](data, 20)
+    net, of_steps = twin["train"](data, 8)
     assert of_steps == losses(path)
     expected = load_model(path)[0].state_dict()
     assert net.state_dict().keys() == expected.keys()
@@ -32,6 +33,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_plain_loop_is_a_command_without_lightning_and_hydra() -> None:
     script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/ablation', '1']"
     script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"

@@ -92,14 +92,14 @@ def test_hyperparameters_that_interact_are_followed_by_further_searches_alone() 
     assert math.dist(factors(again), best) < math.dist(factors(once), best)
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_planned_trials_are_kept(k: int) -> None:
-    arms, config = {"a": arm(k), "b": arm(3)}, TuneConfig(trials=46, hyperparameters=NAMES)
+    arms, config = {"a": arm(k), "b": arm(2)}, TuneConfig(trials=20, hyperparameters=NAMES)
     least = search_size(k, config)
     assert least == 4 * k + 2
     for distance in (0.0, 40.0):
-        state, made = finish(arms, {"a": bowl(*[distance] * k), "b": bowl(0, 0, 0)}, config)
-        assert least <= len(made["a"].losses) <= 46
+        state, made = finish(arms, {"a": bowl(*[distance] * k), "b": bowl(0, 0)}, config)
+        assert least <= len(made["a"].losses) <= 20
     assert set(state.arms["a"].is_interior().values()) == {False}  # an optimum out of reach is at the edge
 
 
