@@ -137,7 +137,7 @@ def test_sigterm_to_torchrun_saves_and_is_resumed(two: tuple[Path, str], text_fi
     assert rows(stopped) == rows(two[0]), "bit for bit"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_in_one_process_is_whole_whatever_a_launcher_numbers(text_file: Path, tmp_path: Path) -> None:
     """It stops at Slurm's signal before a time limit, and takes nothing for its checkpoint but what it has saved."""
     env = {**slurm("1")[1], "SLURM_LOCALID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"}

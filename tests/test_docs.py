@@ -20,6 +20,7 @@ from lm.model.transformer import Transformer
 from lm.results import contrasts
 from lm.training.optim import step_flops
 from lm.training.train import train
+from tests.helpers.ablations import plan_in_a_moment
 from tests.helpers.configuration import PAGE, page
 from tests.helpers.runs import composed
 
@@ -110,7 +111,7 @@ def less(name: str, words: list[str]) -> list[str]:
     return words + {"train": SMALL + few, "ablate": quick, "benchmark": ["only=[limits]", "seconds=0"]}.get(name, [])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("line", commands(README))
 def test_a_command_of_the_readme_runs(line: str, command: Callable[..., Outcome], cwd: Path) -> None:
     name, words = read(line)
@@ -154,7 +155,7 @@ def pattern(line: str) -> str:
     return re.sub("higher|lower", "(higher|lower)", words)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_readme_shows_what_its_commands_print(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +187,10 @@ def test_the_notebook_example_runs(cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_an_ablation_can_be_planned(command: Callable[..., Outcome], cwd: Path) -> None:
+def test_the_example_of_an_ablation_can_be_planned(
+    command: Callable[..., Outcome], cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_in_a_moment(monkeypatch)
     (example,) = blocks(README, "yaml")
     place = re.search(r"`python scripts/ablate.py (mine/\w+\.yaml)`", README)
     assert place
@@ -245,9 +249,3 @@ def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> N
     assert f"{flops} FLOPs" in head
     (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
     assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row
-
-
-def test_the_life_of_a_run_is_short_and_names_files() -> None:
-    page = (ROOT / "docs/life-of-a-run.md").read_text()
-    assert len(page.splitlines()) <= 60
-    assert len(re.findall(r"`lm/[\w/]+\.py`", page)) > 20

@@ -219,7 +219,7 @@ def test_no_resume_is_offered_where_none_is_possible(
 
 @slow
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
-    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=300"]
+    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=150"]
     verbs = ["checkpoint.resume=false", "++data.verify=true"]  # which are not asked for again
     process = start("train", *verbs, *words, cwd=cwd, stderr=subprocess.PIPE)
     wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)
@@ -252,7 +252,7 @@ def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_igno
         assert process.exitcode == code
 
 
-@slow
+@pytest.mark.nightly
 def test_a_killed_process_of_several_is_one_line_that_says_how_to_resume(cwd: Path) -> None:
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.devices=2", "trainer.max_steps=100000", "run_dir=run"]
     process = start("train", *words, "validation.every=0", cwd=cwd, stderr=subprocess.PIPE)
@@ -265,7 +265,7 @@ def test_a_killed_process_of_several_is_one_line_that_says_how_to_resume(cwd: Pa
     assert re.search(r"^error: another process of this run has ended \(.*\); resume with: .*train.py", errors, re.M)
 
 
-@slow
+@pytest.mark.nightly
 def test_a_compiler_that_is_not_there_is_one_line(script: Script, cwd: Path) -> None:
     own = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(cwd / "cache")}
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=1", "compile=true", "run_dir=run"]

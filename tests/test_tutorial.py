@@ -40,7 +40,7 @@ def test_a_notebook_shows_its_outputs_and_its_links_lead_to_files(path: Path) ->
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     """Its own assertions check what it says. Figures differ between machines, and are not compared."""
@@ -58,7 +58,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
 BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_class_gets_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
