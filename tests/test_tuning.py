@@ -82,6 +82,7 @@ def test_an_arm_that_has_moved_searches_again_and_the_others_do_not() -> None:
     assert factors(state, "b") == pytest.approx([1.6, -1.2], abs=0.07)
 
 
+@pytest.mark.slow
 def test_hyperparameters_that_interact_are_followed_by_further_searches_alone() -> None:
     best, loss = (1.4, -1.3, 1.2), bowl(1.4, -1.3, 1.2, correlation=0.6)
     once, again = (
