@@ -354,13 +354,9 @@ def test_what_a_signal_breaks_is_interrupted(
 # --- lm-lab, --help and completion
 
 
-def test_every_command_is_a_script_and_opens_as_it() -> None:
+def test_every_command_is_a_script() -> None:
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
     assert {*COMMANDS} == scripts - {"benchmark"}  # which is no part of the package
-    for name in COMMANDS:
-        first = str(import_module(f"lm.cli.{name}").__doc__).splitlines()[0]
-        script = (ROOT / "scripts" / f"{name}.py").read_text()
-        assert script.startswith(f'"""{first.replace(f"lm-lab {name}", f"python scripts/{name}.py")}"""\n')
 
 
 def test_the_command_alone_lists_its_commands(lab: Command) -> None:

@@ -317,8 +317,12 @@ def test_every_choice_composes() -> None:
         assert train(*choose("experiment", name), "trainer.max_steps=100").steps == 100
 
 
+TWICE = {"cs336", "own_text", "tying_core", "untie_when"}  # tests/test_published.py composes these as well
+ONCE = [name for name in choices("ablation") if name not in TWICE]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", choices("ablation"))
+@pytest.mark.parametrize("name", [*ONCE, *(pytest.param(name, marks=pytest.mark.nightly) for name in sorted(TWICE))])
 def test_every_arm_of_every_ablation_composes(name: str) -> None:
     ablation = compose("ablate", [f"ablation={name}", "ablation.name=as-hydra-says"], AblateConfig).ablation
     assert ablation.question.endswith("?")

@@ -20,6 +20,7 @@ from lm.model.transformer import Transformer
 from lm.results import contrasts
 from lm.training.optim import step_flops
 from lm.training.train import train
+from tests.helpers.ablations import plan_in_a_moment
 from tests.helpers.configuration import PAGE, page
 from tests.helpers.runs import composed
 
@@ -172,7 +173,10 @@ def test_the_notebook_example_runs(cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_an_ablation_can_be_planned(command: Callable[..., Outcome], cwd: Path) -> None:
+def test_the_example_of_an_ablation_can_be_planned(
+    command: Callable[..., Outcome], cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_in_a_moment(monkeypatch)
     (example,) = blocks(README, "yaml")
     place = re.search(r"`python scripts/ablate.py (mine/\w+\.yaml)`", README)
     assert place
@@ -231,9 +235,3 @@ def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> N
     assert f"{flops} FLOPs" in head
     (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
     assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row
-
-
-def test_the_life_of_a_run_is_short_and_names_files() -> None:
-    page = (ROOT / "docs/life-of-a-run.md").read_text()
-    assert len(page.splitlines()) <= 60
-    assert len(re.findall(r"`lm/[\w/]+\.py`", page)) > 20

@@ -22,10 +22,9 @@ from lm.model import Transformer
 from lm.model.size import n_params
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
-from lm.training.setup import LossOf
 from lm.training.train import train
 from tests.helpers.models import equal, random_tokens
-from tests.helpers.runs import losses, rows, small_run
+from tests.helpers.runs import rows, small_run
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
@@ -245,24 +244,6 @@ def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any
     """Twenty logged steps with dropout and accumulation; MIDTRAINING unties before step 11."""
     settings = {"max_steps": 20, "log_every_n_steps": 1, **changes}
     return train(small_run(text, run_dir, head=head, **settings))[0]
-
-
-@pytest.mark.slow
-def test_all_are_trained_on_the_same_batches(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: dict[str, list[Any]] = {}
-    forward = LossOf.forward
-
-    def recorded(model: LossOf, tokens: Tensor, targets: Tensor) -> Tensor:
-        batches.setdefault(model.net.head_config.name, []).append((tokens.tolist(), torch.initial_seed()))
-        return forward(model, tokens, targets)
-
-    monkeypatch.setattr(LossOf, "forward", recorded)
-    first = {
-        name: losses(run_with_dropout(text_file, tmp_path / name, head, max_steps=2))[0] for name, head in HEADS.items()
-    }
-    assert len(batches["tied"]) == 4
-    assert all(batches[name] == batches["tied"] for name in HEADS)
-    assert {name for name in HEADS if first[name] == first["tied"]} == {"tied", *COPIES}, "bit for bit"
 
 
 @pytest.mark.slow

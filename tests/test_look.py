@@ -140,19 +140,6 @@ def test_attention_is_that_within_the_document_and_the_context() -> None:
         attention(model, "abc", 4)
 
 
-def test_two_models_take_turns_and_stop_by_themselves() -> None:
-    models = [loaded("a"), loaded("b", position="none")]
-    _, *rows = continuations(models, PROMPT, 12, GREEDY)
-    assert [row["model"] for row in rows][:4] == [0, 1, 0, 1]
-    for i, model in enumerate(models):
-        text = "".join(row["text"] for row in rows if row["model"] == i)
-        assert text == generate(model.net, BYTE, PROMPT, 12)
-    ended = [row for row in continuations([loaded("c", CHAR)], "", 512, GREEDY) if row.get("token") in CHAR.stops]
-    assert len(ended) <= 1
-    with pytest.raises(UserError, match=r"^max_new_tokens="):
-        next(continuations(models, PROMPT, 513, GREEDY))
-
-
 def test_the_losses_of_a_pasted_text_are_those_of_the_logits() -> None:
     model, text = loaded("a", seq_len=64), "naïve <b>bold</b>"
     answer = scored_text([model], text)

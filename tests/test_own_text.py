@@ -26,7 +26,7 @@ from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
 from lm.training.forecast import forecast
 from lm.training.resolve import build_model
-from lm.training.train import train
+from lm.training.train import _log_epochs, train
 from tests.helpers.models import equal, weights
 from tests.helpers.runs import change, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
@@ -173,15 +173,13 @@ def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file: 
     assert train(run)[1] == scores, "it is finished"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n_bytes", "dropout", "times"), [(7_000, 0.0, 0.4), (240, 0.0, 12.7), (240, 0.1, 12.7)])
-def test_a_run_says_how_often_its_text_is_read(
-    n_bytes: int, dropout: float, times: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_says_how_often_its_text_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With dropout it is meant to be read often."""
-    (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
-    with caplog.at_level("INFO"):
-        run = overfitting_run(tmp_path / "text.txt", tmp_path / "run", checkpoint=KEEP_BEST)
-        train(replace(run, model=replace(run.model, dropout=dropout)))
-    assert f"will be read {times} times" in caplog.text
-    assert ("learned by heart: see docs/own-text.md" in caplog.text) == (times > 10 and not dropout)
+    caplog.set_level("INFO")
+    for n_bytes, dropout, times in ((7_000, 0.0, 0.4), (240, 0.0, 12.7), (240, 0.1, 12.7)):
+        (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
+        run = overfitting_run(tmp_path / "text.txt", tmp_path / "run")
+        run = replace(run, model=replace(run.model, dropout=dropout))
+        _log_epochs(run, prepare(run.data, run.tokenizer))
+        assert f"will be read {times} times" in caplog.messages[-1]
+        assert ("learned by heart: see docs/own-text.md" in caplog.messages[-1]) == (times > 10 and not dropout)

@@ -16,7 +16,7 @@ from tests.helpers.runs import composed, losses
 
 PLAIN_LOOP = ROOT / "docs/plain_loop.py"
 WORDS = ["experiment=none", "data=text", "trainer=cpu", "trainer.precision=32-true", "threads=1", "loss=plain"]
-WORDS += ["trainer.max_steps=20", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
+WORDS += ["trainer.max_steps=8", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     path, result = train(run)
     data = prepare(run.data, run.tokenizer)
     twin = runpy.run_path(str(PLAIN_LOOP))
-    net, of_steps = twin["train"](data, 20)
+    net, of_steps = twin["train"](data, 8)
     assert of_steps == losses(path)
     expected = load_model(path)[0].state_dict()
     assert net.state_dict().keys() == expected.keys()

@@ -17,11 +17,13 @@ from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.tables import plan_json
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
-from tests.helpers.ablations import Lab, instant
+from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
 
 
 @pytest.fixture
-def lab(tmp_path: Path, corpus: Path) -> Lab:
+def lab(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    plan_in_a_moment(monkeypatch)
+    draw_nothing(monkeypatch)
     return Lab(tmp_path, corpus)
 
 
@@ -34,8 +36,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Lab:
 @pytest.fixture
 def planner(plans: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The same, where steps are timed in a moment."""
-    monkeypatch.setattr("lm.ablation.arms.MIN_ROUNDS", 1)
-    monkeypatch.setattr("lm.ablation.arms.ENOUGH_SECONDS", 0.0)
+    plan_in_a_moment(monkeypatch)
     return plans
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import ROOT, some
+from conftest import ROOT
 from hydra import initialize_config_dir
 from scipy import stats
 
@@ -157,8 +157,16 @@ COMMANDS |= {name: words for words, name in re.findall(r"^python scripts/ablate.
 APART = {"recipe", "tying_pilot", "tying_trials", "tying/time"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted({*STUDIES} - APART), 16))
+IN_CI = {"tying/main", "tying_untie_when", "cs336/parts", "own_text"}  # of each file of configs/ablation/ one
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in IN_CI else pytest.mark.nightly)
+        for name in sorted({*STUDIES} - APART)
+    ],
+)
 def test_the_command_that_the_page_gives_asks_for_the_runs_of_the_study(name: str) -> None:
     """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""
     words = shlex.split(COMMANDS[name])

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,10 +18,16 @@ from lm.config import RunConfig, UserError
 TEXT = "To be, or not to be: that is the question.\n" * 100
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    (tmp_path / "my.txt").write_text(TEXT)
-    return str(tmp_path / "my.txt")
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("recipe") / "my.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@cache
+def composed(*overrides: str) -> RunConfig:
+    return compose("train", overrides, RunConfig)
 
 
 def words(text: str, *typed: str) -> list[str]:
@@ -53,6 +61,7 @@ def test_a_choice_in_a_folder_of_the_user_s_own_replaces_that_of_the_recipe(text
 def test_texts_of_other_kinds_get_no_recipe(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for typed in (["head=glob(*)"], ["data=text", "data.path='${x}'"], words(text, "data.max_bytes=abc")):
         assert with_recipe(typed) == typed
+    (tmp_path / "my.txt").write_text(TEXT)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert with_recipe(["data=text", "data.path='~/my.txt'"])[0] == f"experiment={recipe_of(len(TEXT))}"
     assert with_recipe(["data=text", f"data.path='{text}','{text}'"])[0] == f"experiment={recipe_of(len(TEXT))}"
@@ -76,9 +85,10 @@ def test_texts_of_other_kinds_get_no_recipe(text: str, monkeypatch: pytest.Monke
 def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: list[str], recipe: str | None) -> None:
     asked = words(text, typed, *([f"experiment={recipe}"] if recipe else []))
     run = compose("train", with_recipe(asked), RunConfig)
-    plain = compose("train", words(text, typed), RunConfig)
-    whole = compose("train", words(text, f"experiment={recipe or recipe_of(len(TEXT))}"), RunConfig)
-    whole.model.d_ff = run.model.d_ff if "{" in typed else whole.model.d_ff
+    plain = composed(*words(text, typed))
+    whole = composed(*words(text, f"experiment={recipe or recipe_of(len(TEXT))}"))
+    if "{" in typed:
+        whole = replace(whole, model=replace(whole.model, d_ff=run.model.d_ff))
     for group in ("model", "head", "optim", "tokenizer", "data", "trainer"):
         assert getattr(run, group) == getattr(plain if group in kept else whole, group)
 
@@ -86,9 +96,7 @@ def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: 
 def test_a_typed_setting_wins_and_a_trainer_keeps_the_length(text: str) -> None:
     run = compose("train", with_recipe(words(text, "model.n_layers=5", "trainer=cpu", "model=medium")), RunConfig)
     assert (run.model.n_layers, run.model.d_model) == (5, 384)
-    assert (
-        run.trainer.max_steps == compose("train", [f"experiment={recipe_of(len(TEXT))}"], RunConfig).trainer.max_steps
-    )
+    assert run.trainer.max_steps == composed(*words(text, f"experiment={recipe_of(len(TEXT))}")).trainer.max_steps
 
 
 def test_sweeps(text: str, tmp_path: Path) -> None:
@@ -103,6 +111,7 @@ def test_sweeps(text: str, tmp_path: Path) -> None:
 def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tmp_path: Path) -> None:
     import gzip
 
+    (tmp_path / "my.txt").write_text(TEXT)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 3))
     assert bytes_of(str(tmp_path / "a.txt.gz"), "text") == 3 * len(TEXT)
     assert bytes_of(str(tmp_path), "text") == 4 * len(TEXT)
@@ -115,8 +124,9 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
 def test_of_a_recipe_by_characters_it_is_said_what_an_export_to_gguf_needs(typed: list[str], tmp_path: Path) -> None:
     for size in (*(most for most, _ in RECIPES), RECIPES[-1][0] + 1):
         (tmp_path / "my.txt").write_bytes(b"a" * size)
-        run = compose("train", with_recipe(words(str(tmp_path / "my.txt"), *typed)), RunConfig)
-        assert ("GGUF" in notes[0]) == (run.tokenizer.kind == "char")
+        added = with_recipe(words(str(tmp_path / "my.txt"), *typed))
+        kind = typed[0] if typed else f"tokenizer={compose('train', added, RunConfig).tokenizer.kind}"
+        assert ("GGUF" in notes[0]) == (kind == "tokenizer=char")
         assert len(notes[0].replace(str(tmp_path), "")) < 80
 
 
@@ -131,7 +141,7 @@ def test_the_command_line_chooses_a_recipe_and_shows_its_plan(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, shown, said = command("train", text, "--cfg", "job")
-    recipe = compose("train", words(text, f"experiment={recipe_of(len(TEXT))}"), RunConfig)
+    recipe = composed(*words(text, f"experiment={recipe_of(len(TEXT))}"))
     assert (code, said) == (0, "")
     assert yaml.safe_load(shown)["trainer"]["max_steps"] == recipe.trainer.max_steps
     monkeypatch.setattr("os.getloadavg", lambda: (50.0, 9.0, 9.0))

@@ -167,7 +167,7 @@ def signal_in(module: str, name: str, signum: int) -> None:
 
 @pytest.mark.slow
 def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
-    """The step is made. A kill at any operation of a run: tests/test_faults.py."""
+    """The step is made. A kill at any operation of a run: tests/test_faults.py, nightly."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))
     assert finish(run, partial(signal_in, "lm.training.setup", "build_optimizer", TERM)) == 143
     assert int(rows(tmp_path / "run")[-1]["step"]) == 1

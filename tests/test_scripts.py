@@ -206,7 +206,7 @@ def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Scri
 
 @slow
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
-    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=300"]
+    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=150"]
     verbs = ["checkpoint.resume=false", "++data.verify=true"]  # which are not asked for again
     process = start("train", *verbs, *words, cwd=cwd, stderr=subprocess.PIPE)
     wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)

@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from conftest import WHOLE_RESULT
 
+from lm.ablation import arms
 from lm.ablation.ablate import ablate
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Ending, Executor
@@ -20,6 +22,7 @@ from lm.ablation.results import Results
 from lm.ablation.tables import plan_table
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
+from lm.model import Transformer, size
 from tests.helpers.runs import composed
 
 SMALL = [
@@ -106,10 +109,34 @@ class Lab:
 def _compose(overrides: Sequence[str]) -> RunConfig:
     if any(override.startswith("init_from=") for override in overrides):
         return composed(*overrides)
-    return _composed_once(*overrides)
+    places = dict(word.removeprefix("data.").split("=", 1) for word in overrides if word.startswith(PLACES))
+    run = _composed_once(*("data.path=text" if word.startswith(PLACES) else word for word in overrides))
+    return replace(run, data=replace(run.data, **places))
 
 
+PLACES = ("data.path=", "data.cache_dir=")  # in which alone the questions of several tests differ
 _composed_once = cache(composed)  # it takes half a second
+COUNTED: dict[str, int] = {}
+
+
+def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are timed in one round, and the FLOPs of models that are alike are counted once."""
+
+    def count(net: Transformer, device: str) -> int:
+        model = repr((net.config, net.head_config, net.vocab_size, net.seq_len))
+        if model not in COUNTED:
+            COUNTED[model] = count_flops(net, device)
+        return COUNTED[model]
+
+    count_flops = size._count_flops
+    monkeypatch.setattr(size, "_count_flops", count)
+    monkeypatch.setattr(arms, "MIN_ROUNDS", 1)
+    monkeypatch.setattr(arms, "ENOUGH_SECONDS", 0.0)
+
+
+def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure of a report is empty: to draw one takes most of the time of a report."""
+    monkeypatch.setattr("lm.report.figures.svg", lambda figure, name: "<svg></svg>")
 
 
 def statuses(results: Results) -> dict[tuple[str, int], str]:
