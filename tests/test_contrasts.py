@@ -260,10 +260,3 @@ def test_in_a_weighted_sum_every_arm_that_more_search_would_move_against_the_ver
 ) -> None:
     frame = compare(record(contrasts={"bend": weights}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
     assert frame.set_index("arm").loc["bend"].verdict == verdict
-
-
-def test_where_the_noise_of_tuning_hides_a_difference_more_seeds_are_not_advised() -> None:
-    noisy = {"a": Regret(0.0, 0.02**2, 5), "b": Regret(0.0, 0.02**2, 5)}
-    row = contrasts(runs(LOSSES), noisy, pairs={"b": "a"}, primary=["b"]).loc["b"]
-    assert (row.verdict, row.undecided_by, row.limited_by) == ("undecided", None, "tuning")
-    assert "more trials or tuning seeds are needed" in row.sentence

@@ -76,13 +76,9 @@ def test_it_stops_at_end_of_text(temperature: float) -> None:
     assert len({len(continuation) for continuation in continuations}) > 2  # they stop, at different lengths
 
 
-def test_batched_continuations_equal_single_ones() -> None:
-    net, prompts = sensitive(BYTE.vocab_size), ["", "x", "def f(x):", "naïve 漢字 " * 4]
-    continuations = generate(net, BYTE, prompts, 40)
-    assert continuations == [generate(net, BYTE, prompt, 40) for prompt in prompts]
-    assert len(set(continuations)) == len(prompts)
-    assert generate(net, BYTE, [], 40) == []
-    assert generate(net, BYTE, ["x", ""], 0) == ["", ""]
+def test_no_prompt_and_no_token_are_allowed() -> None:
+    net = sensitive(BYTE.vocab_size)
+    assert (generate(net, BYTE, [], 40), generate(net, BYTE, ["x", ""], 0)) == ([], ["", ""])
 
 
 @pytest.mark.parametrize(

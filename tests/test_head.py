@@ -19,7 +19,6 @@ from lm.config import EvaluateConfig, HeadConfig, ModelConfig, OptimConfig, User
 from lm.config.run import TIED_MATRICES
 from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
-from lm.model.size import n_params
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from lm.training.train import train
@@ -62,12 +61,6 @@ def step(net: Transformer, optimizer: Optimizer) -> None:
 
 
 # --- matrices
-
-
-def test_tied_has_v_times_d_parameters_fewer_than_untied() -> None:
-    tied, untied = build(TIED), build(UNTIED)
-    assert n_params(untied) - n_params(tied) == VOCAB * 32
-    assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.proj.weight"}
 
 
 @each_head

@@ -123,7 +123,6 @@ def test_another_or_a_missing_file_is_named(folder: Path, name: str) -> None:
         ("model.linear", "antigravity.Linear", "trust=true"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
         ("model.depth", 3, "model.depth"),
-        ("model.norm", "x", "model.norm=x"),
     ],
 )
 def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: object, named: str) -> None:

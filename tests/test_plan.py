@@ -98,7 +98,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"futility": 2}, [], "ablation.futility=2: expected a number of seeds from 1 on, fewer than all, 2"),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
         (arms("checkpoint.resume=false"), [], "ablation.arms.b: checkpoint.resume=false"),
-        ({}, ["checkpoint.resume=false"], "ablation.arms.tied: checkpoint.resume=false"),
         (arms("model.n_heads=5"), [], "ablation.arms.b: model.d_model=32"),
         (arms("seed=3"), [], "ablation.arms.b: seed=3"),
         (arms("trainer.max_steps=9"), [], "ablation.arms.b: trainer.max_steps=9"),

@@ -91,13 +91,6 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
     assert {"score", "val_loss"} < set(untuned)
 
 
-def test_contrasts_are_those_of_the_report() -> None:
-    path = STUDIES / "tying/adamw"
-    frame, results = contrasts(path), read_results(path)
-    for column in ("arm", "budget", "family", "verdict", "mean_difference", "p_adjusted", "n_seeds", "sentence"):
-        assert frame[column].tolist() == results.contrasts[column].tolist()
-
-
 def test_a_curve_ends_at_the_last_step_and_its_metric_can_be_chosen(study: Path) -> None:
     frame = curves(study)
     assert frame.groupby(["arm", "seed"]).step.apply(list).map(tuple).unique().tolist() == [(100, 200, 300, 400)]
