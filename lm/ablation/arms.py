@@ -58,10 +58,7 @@ Arms = dict[str, Arm]  # by name
 
 
 def build_arms(
-    config: AblationConfig,
-    runs: dict[str, RunConfig],
-    threads: int,
-    earlier: Mapping[str, ArmRecord] = MappingProxyType({}),
+    config: AblationConfig, runs: dict[str, RunConfig], threads: int, earlier: Mapping[str, ArmRecord]
 ) -> Arms:
     """Every arm checked, matched and counted, but for those that are unchanged since an `earlier` call.
 

@@ -5,16 +5,17 @@ such as an interaction, which is a difference of differences, have weights of th
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
+from scipy import special
 
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import ALPHA, Comparison, TuningVariance, judge, t_quantile
+from lm.ablation.statistics import ALPHA, Comparison, judge
 from lm.config.ablation import METRICS, weighted_sum
 from lm.config.identity import key_of
 
@@ -45,7 +46,7 @@ class Contrast(Comparison):
     is_stopped: bool  # after `futility` seeds, for it was not ahead
     weights: dict[str, float]
     sides: tuple[str, str]  # what is compared with what, in words
-    key: str  # weights and runs: the same under several budgets that the same runs serve, which are one comparison
+    key: str  # family, weights and runs: the same under budgets that the same runs serve, which are one comparison
     regret: float | None = None  # expected, of the arm's tuned hyperparameters
     baseline_regret: float | None = None
     mean_without_regret: float | None = None
@@ -75,15 +76,28 @@ def compare(
     says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", "edge"
     (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
     """
-    weights = [{arm: 1.0, other: -1.0} for arm, other in record.pairs.items()]
-    members = [_paired(record, runs, budget, own) for budget in record.budgets for own in weights]
-    sums = record.contrasts.items()
-    members += [_paired(record, runs, budget, own, name) for budget in record.budgets for name, own in sums]
-    tunings = {member.key: combine_regrets(member.weights, regrets) for member in members}
-    tested = {family: _tested(record, family, members, tunings) for family in FAMILIES}
+    pairs = [("", {arm: 1.0, other: -1.0}) for arm, other in record.pairs.items()]
+    members = [
+        _paired(record, runs, budget, weights, name)
+        for named in (pairs, record.contrasts.items())
+        for budget in record.budgets
+        for name, weights in named
+    ]
+    found = {member.key: combine_regrets(member.weights, regrets) for member in members}
+    tunings = {key: tuning for key, tuning in found.items() if tuning}
+    tested = dict[str, Comparison]()
+    for family in FAMILIES:
+        own = {member.key: member for member in members if member.family == family}
+        tested |= judge(
+            {key: member.differences for key, member in own.items()},
+            record.equivalence_margin,
+            METRICS[record.metric][0],
+            tunings,
+            level_of(record),
+            [key for key, member in own.items() if member.is_stopped],
+        )
     contrasts = [
-        _contrast(member, tested[member.family][member.key], regrets, bool(tunings[member.key]), failed_searches)
-        for member in members
+        _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches) for member in members
     ]
     return pd.DataFrame([contrast.row(record) for contrast in contrasts]).astype(NUMBERS)
 
@@ -96,10 +110,8 @@ def level_of(record: AblationRecord) -> float:
     return ALPHA / max(1, len(record.looks))
 
 
-def _paired(
-    record: AblationRecord, runs: pd.DataFrame, budget: str, weights: dict[str, float], name: str = ""
-) -> Contrast:
-    """The runs of a comparison and their differences; `name` is that of a weighted sum."""
+def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: dict[str, float], name: str) -> Contrast:
+    """The runs of a comparison and their differences; `name` is that of a weighted sum, or empty."""
     of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)].set_index("seed") for arm in weights}
     scores = {arm: rows[record.metric][rows.status == "done"] for arm, rows in of_arm.items()}
     arm, other = sides = _sides(weights)
@@ -130,7 +142,7 @@ def _paired(
         is_stopped=not name and arm in record.stopped,
         weights=weights,
         sides=sides,
-        key=f"{weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
+        key=f"{family} {weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
     )
 
 
@@ -142,20 +154,6 @@ def _sides(weights: Mapping[str, float]) -> tuple[str, str]:
     """
     first, second = ({arm: sign * w for arm, w in weights.items() if sign * w > 0} for sign in (1, -1))
     return weighted_sum(first), weighted_sum(second)
-
-
-def _tested(
-    record: AblationRecord, family: str, members: Sequence[Contrast], tunings: Mapping[str, TuningVariance | None]
-) -> dict[str, Comparison]:
-    own = {member.key: member for member in members if member.family == family}
-    return judge(
-        {key: member.differences for key, member in own.items()},
-        record.equivalence_margin,
-        METRICS[record.metric][0],
-        {key: tuning for key, tuning in tunings.items() if tuning and key in own},
-        level_of(record),
-        {key for key, member in own.items() if member.is_stopped},
-    )
 
 
 def _contrast(
@@ -267,7 +265,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
         return f"{arm} is {contrast.verdict} than {baseline}: {difference}{costs}."
     if contrast.verdict == "equivalent":
         error = math.sqrt((contrast.sd or 0.0) ** 2 / contrast.n_seeds + contrast.tuning_sd**2)
-        half = t_quantile(1 - contrast.alpha, contrast.df or 1) * error
+        half = float(special.stdtrit(contrast.df, 1 - contrast.alpha)) * error
         difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
         within = f"within the equivalence margin of ±{margin:g}"
         return f"{arm} and {baseline} are equivalent: {difference}, {within}{costs}."

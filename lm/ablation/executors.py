@@ -273,9 +273,7 @@ def _imported(package: str, extra: str) -> Any:
         raise UserError(f"executor={extra}: the package {package} is missing; {advice}") from None
 
 
-EXECUTORS: dict[str, type[Executor]] = {
-    executor.name: executor for executor in (LocalExecutor, RayExecutor, SlurmExecutor)
-}
+EXECUTORS: dict[str, type[Executor]] = {kind.name: kind for kind in (LocalExecutor, RayExecutor, SlurmExecutor)}
 
 
 # --- one run in a process of its own: the same function on every executor

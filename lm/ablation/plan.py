@@ -35,9 +35,7 @@ EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
-Tuned = dict[
-    str, tuple[Settings, Settings]
-]  # by arm: its hyperparameters, and the centre of the search that found them
+Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,10 +109,6 @@ class Plan:
         specs = [self.spec(TRIAL, arm, seed, budget, values) for seed in self.config.tune.seeds]
         return [replace(spec, search=search) for spec in specs]
 
-    def base_of(self, run: RunSpec) -> RunSpec:
-        assert self.base is not None
-        return self.spec(BASE, self.base, int(run.run.seed), "own", {})
-
     def start(self, name: str) -> Settings:
         """The values of its hyperparameters with which the search of an arm begins: not those that are null or 0."""
         settings = self.arms[name].settings
@@ -148,7 +142,9 @@ def next_runs(plan: Plan) -> Step:
     trials, tuned, n_trials = _search(plan)
     seeds, stopped, up_to_look = _looks(plan, trials, tuned)
     asked = [*trials, *_of_seeds(plan, tuned, len(seeds), stopped)]
-    bases = {run.after: plan.base_of(run) for run in asked if run.after}
+    bases = {
+        run.after: plan.spec(BASE, plan.base, int(run.run.seed), "own", {}) for run in asked if plan.base and run.after
+    }
     absent = {name: base for name, base in bases.items() if not (base.files.run_dir / "result.json").exists()}
     missing, ready = ([run for run in runs if plan.is_missing(run)] for runs in (asked, [*trials, *up_to_look]))
     needed, first = ({run.after: absent[run.after] for run in runs if run.after in absent} for runs in (missing, ready))

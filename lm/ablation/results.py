@@ -174,16 +174,13 @@ class Results:
         Losses are lower where better, and infinite if training diverged. Trials without one are left out.
         """
         tuned, sign = {}, 1 if self.lower_is_better else -1
-        for name, arm in self.record.arms.items() if self.record.tune.trials else ():
+        for name, arm in ((name, arm) for name, arm in self.record.arms.items() if arm.tuned):
             trials = self.trials[self.trials["arm"] == name]
             last = trials[trials["search"] == trials["search"][trials["status"].isin(ENDED)].max()]
-            losses = []
-            for _, runs in last.groupby("trial"):
-                score = sign * float(runs["score"].iloc[0])
-                loss = math.inf if (runs["status"] == "diverged").any() else score
-                if not math.isnan(loss):  # a trial that has not finished has no score
-                    losses.append(({key: float(runs[key].iloc[0]) for key in arm.tuned}, loss))
-            if arm.tuned and losses:
+            last = last.assign(loss=(sign * last["score"]).mask(last["status"] == "diverged", math.inf))
+            of_trials = last.groupby("trial")[[*arm.tuned, "loss"]].max().dropna()  # settings are those of all its runs
+            rows = of_trials.itertuples(index=False, name=None)
+            if losses := [(dict(zip(arm.tuned, values, strict=True)), loss) for *values, loss in rows]:
                 tuned[name] = TunedArm.of(arm.tuned, arm.centre, losses, self.record.tune.factor)
         return tuned
 

@@ -103,12 +103,10 @@ def result_table(results: Results) -> str:
 def comparison_table(results: Results) -> str:
     """A line for each comparison."""
     head = ("arm", "baseline", "at equal", "seeds", "difference", results.ci, "verdict")
-    rows = [head, *map(_row, results.comparisons.to_dict("records"))]
+    rows = [head]
+    for row in results.comparisons.to_dict("records"):
+        numbers = (row["mean_difference"], row["ci_low"], row["ci_high"])
+        mean, low, high = ("" if pd.isna(x) else signed(x, digits_of(row)) for x in numbers)
+        interval = f"{low} to {high}" if low else ""
+        rows += [(row["arm"], row["baseline"], row["budgets"], str(row["n_seeds"]), mean, interval, row["verdict"])]
     return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
-
-
-def _row(row: Any) -> tuple[str, ...]:
-    numbers = (row["mean_difference"], row["ci_low"], row["ci_high"])
-    mean, low, high = ("" if pd.isna(x) else signed(x, digits_of(row)) for x in numbers)
-    interval = f"{low} to {high}" if low else ""
-    return row["arm"], row["baseline"], row["budgets"], str(row["n_seeds"]), mean, interval, row["verdict"]

@@ -16,7 +16,7 @@ in how many calls, makes no difference.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 
@@ -48,16 +48,10 @@ def round_value(value: float) -> float:
 
 @dataclass(slots=True, frozen=True)
 class ArmTrials:
-    """What tuning knows of an arm.
+    """What tuning knows of an arm."""
 
-    Args:
-        start: where the first search begins, by hyperparameter: the positive values of the arm's config.
-        losses: of the finished trials, over the tuning seeds, by `key(settings)`. Lower is better; infinite where
-            training diverged with any seed.
-    """
-
-    start: Settings
-    losses: Mapping[Key, float] = field(default_factory=dict)
+    start: Settings  # where the first search begins: the positive values of the arm's config
+    losses: Mapping[Key, float] = field(default_factory=dict)  # of the finished trials; infinite where one diverged
 
     def learning_rates(self) -> tuple[int, ...]:
         """Which hyperparameters are learning rates; if none is, which multiply one."""
@@ -76,9 +70,9 @@ class ArmTrials:
 class Search:
     """The trials of one search of one arm, by offsets from its centre."""
 
+    arm: ArmTrials
     centre: Key
     factor: float
-    rates: tuple[int, ...] = ()  # of the hyperparameters, those to lower where training diverges
     losses: dict[Point, float] = field(default_factory=dict)
 
     def key(self, factors: Iterable[float]) -> Key:
@@ -107,7 +101,7 @@ class Search:
         surface = self.surface()
         return surface.optimum() if surface else np.array(self.best_trial(), dtype=float) / 2
 
-    def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
+    def propose(self, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Point]:
         """The next points to try, which are independent of each other; none if the budget is spent.
 
         The centre is tried even if it is not allowed, so that the error shows.
@@ -118,18 +112,17 @@ class Search:
         if not self.losses:
             return [(0,) * len(self.centre)]
         for group in self._candidates():
-            new = [point for point in group if point not in self.losses and is_allowed(self.key_of(point))]
-            if new:
-                return new[:remaining]
+            new = [point for point in group if point not in self.losses]
+            if allowed := [point for point in new if is_allowed(self.arm.named(self.key_of(point)))]:
+                return allowed[:remaining]
         return []
 
     def _candidates(self) -> Iterator[list[Point]]:
         """Groups of points, the most informative first."""
         dimensions = range(len(self.centre))
         origin = next((point for point, loss in self.losses.items() if math.isfinite(loss)), None)
-        if origin is None and self.rates:
-            steps = -WALK * len(self.losses)
-            yield [tuple(steps if j in self.rates else 0 for j in dimensions)]
+        if origin is None and (rates := self.arm.learning_rates()):
+            yield [tuple(-WALK * len(self.losses) if j in rates else 0 for j in dimensions)]
         origin = origin or (0,) * len(self.centre)
         yield [_offset(origin, j, by) for j in dimensions for by in (-2, 2)]
         best, order = self.best_trial(), [*dimensions]
@@ -150,12 +143,12 @@ class Search:
         way = {_offset(point, j, step) for step in range(by, 0, -1 if by > 0 else 1)}
         return point not in diverged and bool(way & diverged)
 
-    def advance(self, arm: ArmTrials, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Key]:
+    def advance(self, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Key]:
         """Take in the trials that were made, batch by batch; returns those of the next batch that have no loss yet."""
-        while batch := self.propose(budget, lambda key: is_allowed(arm.named(key))):
-            if missing := [self.key_of(point) for point in batch if self.key_of(point) not in arm.losses]:
+        while batch := {point: self.key_of(point) for point in self.propose(budget, is_allowed)}:
+            if missing := [key for key in batch.values() if key not in self.arm.losses]:
                 return missing
-            self.losses |= {point: arm.losses[self.key_of(point)] for point in batch}
+            self.losses |= {point: self.arm.losses[key] for point, key in batch.items()}
         return []
 
 
@@ -165,10 +158,7 @@ def _offset(point: Point, j: int, by: int) -> Point:
 
 @dataclass(slots=True, frozen=True)
 class TunedArm:
-    """The settings of an arm, with the trials of the search that decided them, for their regret and a figure.
-
-    Coordinates are in factors from the centre of the search.
-    """
+    """The settings of an arm, with the trials of the last search. Coordinates are in factors from its centre."""
 
     settings: Settings
     centre: Settings
@@ -240,14 +230,9 @@ class TunedArm:
 
 @dataclass(slots=True, frozen=True)
 class TuningState:
-    """Where tuning stands.
+    """Where tuning stands. Until it has finished no arm has settings, which a later call could move."""
 
-    `next_trials` are to be run, in any order or at once; then `tune` is to be called again with their losses. If there
-    are none, tuning has finished, and `arms` has what was decided for each arm. Until then no arm has settings, which
-    a later call could move: if a trial fails, all arms wait for it.
-    """
-
-    next_trials: dict[str, list[Settings]]
+    next_trials: dict[str, list[Settings]]  # to be run in any order, before `tune` is called again with their losses
     trials: dict[str, list[tuple[Settings, int]]]  # made so far, each with the number of its last search, from 0
     arms: dict[str, TunedArm]  # empty until tuning has finished
 
@@ -284,17 +269,17 @@ def _search(
     A search for which the arm has not enough trials left is not begun.
     """
     size = search_size(len(arm.start), config)
-    searches = [Search(arm.key(arm.start), config.factor, arm.learning_rates())]
+    searches = [Search(arm, arm.key(arm.start), config.factor)]
     while True:
         last = searches[-1]
-        if missing := last.advance(arm, size, is_allowed):
+        if missing := last.advance(size, is_allowed):
             return searches, missing
         optimum, n_tried = last.optimum(), len({own.key_of(point) for own in searches for point in own.losses})
         centre = last.key(optimum)
         is_settled = (np.abs(optimum) <= SETTLED).all() or centre in [search.centre for search in searches]
         if is_settled or n_tried + size > config.trials:
             return searches, []
-        searches.append(replace(searches[0], centre=centre, losses={}))
+        searches.append(Search(arm, centre, config.factor))
 
 
 def search_size(k: int, config: TuneConfig) -> int:

@@ -21,8 +21,8 @@ ROUGH = "Their standard deviation is a rough estimate."
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
-CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
-CONDITIONS |= {"torch": "torch"}
+CONDITIONS = {key: key for key in ("device", "cpu", "threads", "precision", "python", "torch")}
+CONDITIONS |= {"cpu": "CPU", "python": "Python"}
 PEEKED = "If that verdict decided it, a false verdict is more likely than 5 %."
 
 
