@@ -17,8 +17,9 @@ from lm.data import ngram, tokens
 from lm.data.ngram import ORDER, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.model.size import n_params
+from lm.training.progress import log_baseline
 from lm.training.resolve import build_model
-from lm.training.train import _log_baseline, train
+from lm.training.train import train
 from tests.helpers.runs import short_run
 
 BYTE = TokenizerConfig(kind="byte", vocab_size=None)
@@ -122,7 +123,7 @@ def test_a_run_above_the_ngram_says_what_to_change(
     data = prepare(run.data, run.tokenizer)
     net = build_model(run, data.tokenizer.vocab_size)
     sizes = {"tokens": run.trainer.max_steps * run.tokens_per_step, "n_params": n_params(net)}
-    _log_baseline(run, data, sizes | {"val_bpb": 9.0})
+    log_baseline(run, data, sizes | {"val_bpb": 9.0})
     for word in ("9.000", f"{data.baselines['ngram']:.3f}", *words):
         assert word in caplog.text
 

@@ -25,8 +25,9 @@ from lm.config import (
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
 from lm.training.forecast import forecast
+from lm.training.progress import log_epochs
 from lm.training.resolve import build_model
-from lm.training.train import _log_epochs, train
+from lm.training.train import train
 from tests.helpers.models import equal, weights
 from tests.helpers.runs import change, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
@@ -180,6 +181,6 @@ def test_a_run_says_how_often_its_text_is_read(tmp_path: Path, caplog: pytest.Lo
         (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
         run = overfitting_run(tmp_path / "text.txt", tmp_path / "run")
         run = replace(run, model=replace(run.model, dropout=dropout))
-        _log_epochs(run, prepare(run.data, run.tokenizer))
+        log_epochs(run, prepare(run.data, run.tokenizer))
         assert f"will be read {times} times" in caplog.messages[-1]
         assert ("learned by heart: see docs/own-text.md" in caplog.messages[-1]) == (times > 10 and not dropout)
