@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from lm.ablation.statistics import (
@@ -24,8 +23,6 @@ from lm.ablation.statistics import (
     minimum_detectable_effect,
     power,
 )
-
-Array = NDArray[np.float64]
 
 differences = st.lists(st.integers(-300, 300).map(lambda i: i / 64), min_size=2, max_size=6)  # sums of these are exact
 varied = differences.filter(lambda values: len(set(values)) > 1)

@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.ablation.tuning import (
-    ArmTrials,
-    Settings,
-    TuningState,
-    failed_searches,
-    profiles,
-    regrets,
-    search_size,
-    tune,
-)
+from lm.ablation.tuning import ArmTrials, Settings, TuningState, failed_searches, profiles, regrets, search_size, tune
 from lm.config.ablation import TuneConfig
 
 Loss = Callable[[Settings], float]
@@ -68,8 +59,7 @@ def test_a_search_begins_at_the_settings_of_the_arm_and_a_factor_to_both_sides()
 
 def test_an_arm_that_stays_makes_one_search() -> None:
     state, arms = finish({"a": arm()}, {"a": bowl(0.2, -0.2)})
-    assert len(arms["a"].losses) == 10
-    assert n_searches(state, "a") == 1
+    assert (len(arms["a"].losses), n_searches(state, "a")) == (10, 1)
     assert factors(state) == pytest.approx([0.2, -0.2], abs=0.07)
     assert set(state.arms["a"].is_interior().values()) == {True}
     assert (2 * state.arms["a"].x == np.rint(2 * state.arms["a"].x)).all()  # on the grid, though values are rounded
@@ -159,6 +149,15 @@ def test_a_search_that_begins_where_training_diverges_walks_down_to_where_it_doe
     x = np.log2([*state.arms["a"].settings.values()])
     assert state.arms["a"].trains()
     assert np.abs(x - best).max() <= (0.55 if searches > 1 else 2)
+
+
+@pytest.mark.parametrize(("trials", "failed", "off"), [(6, {"a": "flat"}, 6.0), (24, {}, 0.3)])
+def test_on_a_plateau_the_search_climbs(trials: int, failed: dict[str, str], off: float) -> None:
+    random, valley = np.random.default_rng(0), bowl(6.0)
+    losses = {"a": lambda x: 0.3 * (1 - math.exp(-valley(x) / 4)) + 0.004 * random.standard_normal(), "b": bowl(0.0)}
+    state, _ = finish({"a": arm(1), "b": arm(1)}, losses, replace(CONFIG, trials=trials))
+    assert failed_searches(state.arms, 0.01) == failed
+    assert abs(factors(state)[0] - 6) == pytest.approx(off, abs=1.3)
 
 
 @pytest.mark.parametrize("names", [["optim.lr"], ["optim.weight_decay", "model.dropout"]])

@@ -18,6 +18,7 @@ from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import ALPHA, Comparison, judge
 from lm.config.ablation import METRICS, weighted_sum
 from lm.config.identity import key_of
+from lm.report.pages import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
@@ -70,11 +71,11 @@ def compare(
 ) -> pd.DataFrame:
     """A row for each arm against its baseline under each budget, then for each weighted sum.
 
-    `failed_searches` has the arms whose best settings were not found: "divergence" or "edge".
+    `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat".
 
     Columns: the fields of a Contrast, but for those of INTERNAL, and `sentence`, the verdict in words. `undecided_by`
     says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", "edge"
-    (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
+    and "flat" (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
     """
     pairs = [("", {arm: 1.0, other: -1.0}) for arm, other in record.pairs.items()]
     members = [
@@ -192,6 +193,7 @@ def _undone(member: Contrast, verdict: str, failed_searches: Mapping[str, str]) 
         "divergence": {arm for arm in arms if failed_searches.get(arm) == "divergence"},
         "survivors": favoured & {*member.broken, *member.diverged},
         "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
+        "flat": {arm for arm in opposed if failed_searches.get(arm) == "flat" and verdict != "undecided"},
     }
     return next(((reason, sorted(blamed)) for reason, blamed in reasons.items() if blamed), None)
 
@@ -257,7 +259,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
     digits = digits_of(vars(contrast))
 
     def with_interval(level: float, low: float, high: float) -> str:
-        ends = f"{percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}"
+        ends = f"{percent(level)} CI {signed(low, digits)} to {signed(high, digits)}"
         return _difference(contrast, f"{ends}, {contrast.n_seeds} seeds")
 
     difference = with_interval(1 - contrast.alpha, low, high)
@@ -269,7 +271,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
         difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
         within = f"within the equivalence margin of ±{margin:g}"
         return f"{arm} and {baseline} are equivalent: {difference}, {within}{costs}."
-    if contrast.undecided_by in ("divergence", "edge", "futility"):
+    if contrast.undecided_by in ("divergence", "edge", "flat", "futility"):
         return f"{undecided}: {difference}{costs}."
     if low * high > 0 and contrast.p is not None:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
@@ -282,6 +284,7 @@ def _undecided(contrast: Contrast, record: AblationRecord) -> str:
     reasons = {
         "divergence": f", for no setting was found with which {blamed} trains",
         "edge": f", for the best settings of {blamed} lie beyond what was tried",
+        "flat": f", for the learning rates of {blamed} that were tried make no difference",
         "futility": f", for it was stopped (not ahead after {n} seed{'s' * (n > 1)})",
     }
     names = _names(contrast, record)
@@ -292,7 +295,7 @@ def _undecided(contrast: Contrast, record: AblationRecord) -> str:
 def _difference(contrast: Contrast, *about: str) -> str:
     """The mean difference, of losses as perplexity too, and what is to be known `about` it in brackets."""
     mean, unit = contrast.mean_difference or 0.0, METRICS[contrast.metric][1]
-    number = f"{mean:+z.{digits_of(vars(contrast))}f} {unit}"
+    number = f"{signed(mean, digits_of(vars(contrast)))} {unit}"
     if contrast.metric == "val_loss" and contrast.family != "interaction" and abs(mean) < TOO_FAR:
         share = f"{100 * abs(math.expm1(mean)):.1f} %"
         words = f"{share} {'lower' if mean < 0 else 'higher'}" if share != "0.0 %" else "the same"
@@ -303,7 +306,7 @@ def _difference(contrast: Contrast, *about: str) -> str:
 def _limit(contrast: Contrast) -> str:
     if contrast.p is None:
         return f"{contrast.n_seeds} equal differences are no test: more seeds are needed"
-    detectable = f"{contrast.minimum_detectable:.{digits_of(vars(contrast))}f} is detectable"
+    detectable = f"{fixed(contrast.minimum_detectable, digits_of(vars(contrast)))} is detectable"
     if contrast.limited_by == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
     return f"{detectable}, limited by the seeds"

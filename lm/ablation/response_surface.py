@@ -9,13 +9,13 @@ Everything here is a pure function of arrays: x of shape (n, k), n trials of k h
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import special, stats
 from scipy.stats import qmc
 
 from lm.ablation.statistics import TuningVariance
@@ -88,12 +88,31 @@ def fit_quadratic(x: Array, y: Array) -> tuple[Array, float, int]:
 
     A curvature is at least a tenth of what the spread of the losses suggests, so that a surface has a lowest point.
     """
-    features = polynomial_features(x, 2)
-    coefficients, _, rank, _ = np.linalg.lstsq(features, y, rcond=None)
-    residuals = y - features @ coefficients
+    coefficients, squares, df = _least_squares(polynomial_features(x, 2), y)
     radius = np.abs(x - x.mean(0)).max(0)
     least = np.maximum(0.1 * (y.max() - y.min()) / np.maximum(radius, 0.5) ** 2, EPS)
-    return np.maximum(coefficients[1 + x.shape[1] :], least), float(residuals @ residuals), len(y) - int(rank)
+    return np.maximum(coefficients[1 + x.shape[1] :], least), squares, df
+
+
+def _least_squares(features: Array, y: Array) -> tuple[Array, float, int]:
+    """Coefficients, the sum of the squared residuals, and its degrees of freedom."""
+    coefficients, _, rank, _ = np.linalg.lstsq(features, y, rcond=None)
+    residuals: Array = y - features @ coefficients
+    return np.asarray(coefficients, dtype=float), float(residuals @ residuals), len(y) - int(rank)
+
+
+def no_effect_p(x: Array, y: Array, columns: Sequence[int], noise: float | None, df: int) -> float:
+    """The p of the F test that these hyperparameters make no difference, given the noise of a trial and its df.
+
+    0 where that is not known, or where a trial diverged: then they do make one.
+    """
+    if not (columns and noise and np.isfinite(y).all()):
+        return 0.0
+    features = polynomial_features(x, 2)
+    without = np.delete(features, [1 + j + degree * x.shape[1] for j in columns for degree in (0, 1)], axis=1)
+    (_, least, df_of_all), (_, most, df_of_others) = _least_squares(features, y), _least_squares(without, y)
+    n = df_of_others - df_of_all
+    return float(stats.f.sf((most - least) / n / noise**2, n, df)) if n else 0.0
 
 
 @dataclass(slots=True, frozen=True)

@@ -190,10 +190,14 @@ class Results:
         return regrets(self.tuned_arms)
 
     @cached_property
+    def failed_searches(self) -> dict[str, str]:
+        """The arms whose best settings were not found, and why."""
+        return failed_searches(self.tuned_arms, self.record.equivalence_margin)
+
+    @cached_property
     def contrasts(self) -> pd.DataFrame:
         """A row for each comparison, interactions included: see `compare`."""
-        failed = failed_searches(self.tuned_arms, self.record.equivalence_margin)
-        return compare(self.record, self.runs, self.regrets, failed)
+        return compare(self.record, self.runs, self.regrets, self.failed_searches)
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:

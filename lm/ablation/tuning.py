@@ -4,7 +4,8 @@ A search begins at a centre and tries it and a whole factor to both sides along 
 surface to its trials and tries what the surface knows least about: its lowest point if that lies at the edge of what
 was tried, else both sides of it along the hyperparameter whose best value is least certain. The lowest point of the
 surface is the optimum of the search. Trials lie on a grid of half factors around the centre. Where training diverges
-at the centre, the search first walks down the learning rates until a trial is finite, and goes on from there.
+at the centre, the search first walks down the learning rates until a trial is finite, and goes on from there. Where
+they make no difference, the next search begins CLIMB factors above: it may be a plateau, far below the best.
 
 The surface has no interactions, so where hyperparameters interact one search ends short of the best settings if it
 began far from them. Therefore an arm searches again from its optimum until that lies at most SETTLED from the centre of
@@ -29,15 +30,19 @@ from lm.ablation.response_surface import (
     Surface,
     fit,
     is_determined,
+    no_effect_p,
     pooled_noise,
     with_blow_ups_diverged,
 )
+from lm.ablation.statistics import ALPHA
 from lm.config.ablation import TuneConfig
 
 Settings = dict[str, float]  # a value for each hyperparameter
 Key = tuple[float, ...]  # settings in the order of the hyperparameters, rounded to four digits
 Point = tuple[int, ...]  # offsets from the centre of a search, in half factors
 WALK = 4  # half factors by which learning rates are lowered at a time until training does not diverge
+CLIMB = 2.0  # factors by which learning rates are raised on a plateau
+PLATEAU = 0.3  # p above which learning rates seem to make no difference; a lower level climbs too often by noise
 SETTLED = 0.25  # factors that an optimum may lie from the centre of its search without another search
 
 
@@ -46,18 +51,19 @@ def round_value(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def learning_rates(hyperparameters: Iterable[str]) -> tuple[int, ...]:
+    """Which hyperparameters are learning rates; if none is, which multiply one."""
+    names = [name.rpartition(".")[2] for name in hyperparameters]
+    rates = tuple(j for j, name in enumerate(names) if name in ("lr", "adam_lr"))
+    return rates or tuple(j for j, name in enumerate(names) if name.endswith("lr_multiplier"))
+
+
 @dataclass(slots=True, frozen=True)
 class ArmTrials:
     """What tuning knows of an arm."""
 
     start: Settings  # where the first search begins: the positive values of the arm's config
     losses: Mapping[Key, float] = field(default_factory=dict)  # of the finished trials; infinite where one diverged
-
-    def learning_rates(self) -> tuple[int, ...]:
-        """Which hyperparameters are learning rates; if none is, which multiply one."""
-        names = [name.rpartition(".")[2] for name in self.start]
-        rates = tuple(j for j, name in enumerate(names) if name in ("lr", "adam_lr"))
-        return rates or tuple(j for j, name in enumerate(names) if name.endswith("lr_multiplier"))
 
     def key(self, settings: Mapping[str, float]) -> Key:
         return tuple(round_value(settings[name]) for name in self.start)
@@ -92,6 +98,13 @@ class Search:
         x, y = self.arrays()
         return fit(x, y) if is_determined(x, y) else None
 
+    def next_centre(self) -> Key:
+        """Where to search again: CLIMB higher on a plateau, else at the optimum, or no more if that is near."""
+        (x, y), optimum, rates = self.arrays(), self.optimum(), learning_rates(self.arm.start)
+        if is_determined(x, y) and no_effect_p(x, y, rates, *pooled_noise([(x, y)])) > PLATEAU:
+            optimum[[*rates]] = CLIMB
+        return self.centre if (np.abs(optimum) <= SETTLED).all() else self.key(optimum)
+
     def best_trial(self) -> Point:
         """Of equals, the one nearest to the centre."""
         return min(self.losses, key=lambda point: (self.losses[point], sum(map(abs, point)), point))
@@ -121,7 +134,7 @@ class Search:
         """Groups of points, the most informative first."""
         dimensions = range(len(self.centre))
         origin = next((point for point, loss in self.losses.items() if math.isfinite(loss)), None)
-        if origin is None and (rates := self.arm.learning_rates()):
+        if origin is None and (rates := learning_rates(self.arm.start)):
             yield [tuple(-WALK * len(self.losses) if j in rates else 0 for j in dimensions)]
         origin = origin or (0,) * len(self.centre)
         yield [_offset(origin, j, by) for j in dimensions for by in (-2, 2)]
@@ -274,10 +287,8 @@ def _search(
         last = searches[-1]
         if missing := last.advance(size, is_allowed):
             return searches, missing
-        optimum, n_tried = last.optimum(), len({own.key_of(point) for own in searches for point in own.losses})
-        centre = last.key(optimum)
-        is_settled = (np.abs(optimum) <= SETTLED).all() or centre in [search.centre for search in searches]
-        if is_settled or n_tried + size > config.trials:
+        centre, n_tried = last.next_centre(), len({own.key_of(point) for own in searches for point in own.losses})
+        if centre in [search.centre for search in searches] or n_tried + size > config.trials:
             return searches, []
         searches.append(Search(arm, centre, config.factor))
 
@@ -292,11 +303,11 @@ def _is_interior(point: Array, x: Array) -> list[bool | None]:
     return [bool(low < at < high) if low < high else None for at, low, high in ranges]
 
 
-def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], int]:
-    """Fitted with the noise of all arms, and the df of that; without an arm of which too few trials finished."""
+def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], float | None, int]:
+    """Fitted with the noise of all arms, that noise and its df; without an arm of which too few trials finished."""
     determined = {name: arm for name, arm in arms.items() if is_determined(arm.x, arm.y)}
     noise, df = pooled_noise((arm.x, arm.y) for arm in determined.values())
-    return {name: fit(arm.x, arm.y, noise) for name, arm in determined.items()}, df
+    return {name: fit(arm.x, arm.y, noise) for name, arm in determined.items()}, noise, df
 
 
 def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
@@ -304,7 +315,7 @@ def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
 
     Empty if no arm has more trials than its surface has unknowns: then nothing says how noisy a trial is.
     """
-    surfaces, df = _surfaces(arms)
+    surfaces, _, df = _surfaces(arms)
     if not df:
         return {}
     draws = {name: surface.regrets(arms[name].point).sum(0) for name, surface in surfaces.items()}
@@ -315,13 +326,16 @@ def failed_searches(arms: Mapping[str, TunedArm], margin: float) -> dict[str, st
     """The arms whose best settings were not found, and why.
 
     divergence: no trial trains. edge: the loss still falls by more than the margin per factor where the trials end.
+    flat: the learning rates that were tried make no difference, as on a plateau far from the best.
     """
-    surfaces, failed = _surfaces(arms)[0], {}
+    (surfaces, noise, df), failed = _surfaces(arms), dict[str, str]()
     for name, arm in arms.items():
         if not arm.trains():
             failed[name] = "divergence"
         elif arm.gain_at_edge(surfaces.get(name)) > margin:
             failed[name] = "edge"
+        elif no_effect_p(arm.x, arm.y, learning_rates(arm.settings), noise, df) > ALPHA:
+            failed[name] = "flat"
     return failed
 
 

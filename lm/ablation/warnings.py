@@ -15,6 +15,7 @@ from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.ablation.statistics import interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat
+from lm.report.pages import signed
 from lm.system.terminal import to_override_value
 
 ROUGH = "Their standard deviation is a rough estimate."
@@ -115,6 +116,12 @@ def _of_tuning(results: Results) -> Iterator[Weakness]:
         "No setting was found that trains",
         ((name, name) for name, arm in arms.items() if not arm.trains()),
         "Every trial diverged, so comparisons with such an arm are undecided. Let its search begin elsewhere.",
+    )
+    yield from _about(
+        "The learning rates that were tried make no difference",
+        ((name, name) for name, reason in results.failed_searches.items() if reason == "flat"),
+        "They may lie on a plateau far below the best, so there is no verdict that a better one could undo. Let the "
+        "search begin higher, or allow more trials.",
     )
     yield from _about(
         "The best value lies at the edge of the search range",
@@ -252,7 +259,7 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
         shrinks = low > 0 if row.mean_difference < 0 else high < 0
         if shrinks and margin <= abs(row.mean_difference) < margin + abs((end - half).mean()):
             name = row.name + row.at_equal
-            yield name, f"{name} ({half.mean():+z.{digits}f} halfway, {end.mean():+z.{digits}f} at the end)"
+            yield name, f"{name} ({signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end)"
 
 
 def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.Series]:

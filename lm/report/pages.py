@@ -17,6 +17,7 @@ from markupsafe import Markup
 from lm.system.terminal import printable
 
 NO_VALUE, NBSP = "-", "\N{NO-BREAK SPACE}"
+LONG = 12  # digits that are not read any more
 
 
 def render(template: str, **context: Any) -> str:
@@ -65,14 +66,17 @@ def nbsp(text: str) -> str:
 def signed(value: float | None, digits: int) -> str:
     """A difference.
 
-    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3)
-    ('+0.012', '+0.000', '-')
+    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
+    ('+0.012', '+0.000', '-', '+1e-20')
     """
-    return NO_VALUE if _missing(value) else format(value, f"+z.{digits}f")
+    return fixed(value, digits, "+z")
 
 
-def fixed(value: float | None, digits: int) -> str:
-    return NO_VALUE if _missing(value) else format(value, f".{digits}f")
+def fixed(value: float | None, digits: int, sign: str = "") -> str:
+    """With so many decimals; with an exponent where these are many, or the number is long."""
+    if value is None or _missing(value):
+        return NO_VALUE
+    return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def grouped(value: float | None) -> str:
