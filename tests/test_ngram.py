@@ -110,7 +110,8 @@ ADVICE = [  # changes of a run, and words of its line
     ({"tokenizer": TokenizerConfig(vocab_size=300)}, ["short", "experiment=chars"]),
     (MINUTES, ["short", "max_minutes="]),
     (STEPS, ["read 11.6 times", "trainer.max_steps=243"]),
-    (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["is short", "a longer one"]),
+    (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["read 11.6 times", "loss_temperature=0.75"]),
+    (STEPS | {"model": replace(SMALL, dropout=0.3), "loss_temperature": 0.7}, ["is short", "a longer one"]),
     ({"max_steps": 300, "model": SMALL}, ["small", "model.d_model=8"]),
 ]
 

@@ -4,11 +4,13 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,10 +49,13 @@ def measured(net: Transformer, loss: Loss, data: Tensor, autocast: bool = False)
 @needs_chunks
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
-    """In two chunks, the last one smaller."""
+    """In two chunks, the last one smaller, of logits that a temperature makes larger."""
     net = build(head)
     net.head.on_train_step(0.0, net.embed.weight, {})
-    (value, grads), (other_value, other_grads) = (measured(net, LOSSES[name], batch(50)) for name in LOSSES)
+    cold = [partial(loss, temperature=0.5) for loss in LOSSES.values()]
+    (value, grads), (other_value, other_grads) = (measured(net, loss, batch(50)) for loss in cold)
+    logits, targets = 2 * net(batch(50)[0]).flatten(0, 1), batch(50)[1].flatten()
+    torch.testing.assert_close(value, F.cross_entropy(logits, targets).detach())
     torch.testing.assert_close(other_value, value, rtol=1e-6, atol=1e-6)
     assert other_grads.keys() == grads.keys()
     for name, grad in grads.items():

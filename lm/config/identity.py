@@ -79,6 +79,8 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
         groups.add("validation")
     if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
         groups.remove("data.val_fraction")
+    if leaves.get("loss_temperature", 1.0) != 1.0:  # else a run is what it was before there was this key
+        groups.add("loss_temperature")
     leaves.pop("head.name", None)  # a label
     return {key: value for key, value in leaves.items() if {key, key.partition(".")[0]} & groups}
 

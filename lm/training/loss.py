@@ -1,9 +1,14 @@
 """The training loss: the mean cross-entropy of the next tokens, in nats.
 
 Both implementations compute the same value and gradients. They differ in memory and time.
+
+A model that reads its text many times becomes overconfident: its loss on other text is lowest if its logits are divided
+by more than 1 (Guo et al., 2017). With a temperature below 1 training divides them by less, so that the model's own
+logits come out smaller (Agarwala et al., 2020). Scores are of these.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,23 +28,25 @@ CHUNKED_FROM_VOCAB_SIZE = {"fp32": 2048, "bf16": 8192}
 cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softmax
 
 
-def plain(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
+def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """All logits (B, T, V) at once."""
-    loss: Tensor = cross_entropy(net(tokens).flatten(0, 1), targets.flatten())  # of (B*T, V) and (B*T,)
+    logits = net(tokens) if temperature == 1 else net(tokens) / temperature
+    loss: Tensor = cross_entropy(logits.flatten(0, 1), targets.flatten())  # of (B*T, V) and (B*T,)
     return loss
 
 
-def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
+def chunked(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Chunked linear cross-entropy: the logits of CHUNK_ROWS rows at a time and their gradient, never (B, T, V).
 
     This matmul runs in the precision of the weights, under autocast too.
     """
     x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)  # (B, T, D), (V, D)
+    x = x if temperature == 1 else x / temperature  # as the logits, which are linear in it
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS)
     return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
 
 
-LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
+LOSSES = {"plain": plain, "chunked": chunked}
 
 
 def resolve_loss(run: RunConfig, vocab_size: int) -> str:
@@ -61,5 +68,5 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 
 def build_loss(run: RunConfig) -> Loss:
     """The loss of a resolved run, compiled by torch if run.compile."""
-    loss = LOSSES[run.loss]
+    loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
     return torch.compile(loss) if run.compile else loss

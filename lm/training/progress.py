@@ -113,6 +113,8 @@ def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[
     often = f"it was read {epochs:.1f} times, which is too often"
     if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
         return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
+    if epochs > MANY_EPOCHS and run.model.dropout and run.loss_temperature == 1:
+        return f"read {epochs:.1f} times, it makes a model too sure of itself", "loss_temperature=0.75"
     if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
         return f"a text of {n_text:,} tokens is short", "a longer one"
     if epochs > MANY_EPOCHS:
