@@ -151,13 +151,13 @@ def test_a_search_that_begins_where_training_diverges_walks_down_to_where_it_doe
     assert np.abs(x - best).max() <= (0.55 if searches > 1 else 2)
 
 
-@pytest.mark.parametrize(("trials", "failed", "off"), [(6, {"a": "flat"}, 6.0), (24, {}, 0.3)])
-def test_on_a_plateau_the_search_climbs(trials: int, failed: dict[str, str], off: float) -> None:
-    random, valley = np.random.default_rng(0), bowl(6.0)
-    losses = {"a": lambda x: 0.3 * (1 - math.exp(-valley(x) / 4)) + 0.004 * random.standard_normal(), "b": bowl(0.0)}
-    state, _ = finish({"a": arm(1), "b": arm(1)}, losses, replace(CONFIG, trials=trials))
+@pytest.mark.parametrize(("best", "trials", "failed"), [(6, 6, {"a": "flat"}), (6, 24, {}), (99, 24, {"a": "flat"})])
+def test_on_a_plateau_the_search_climbs(best: int, trials: int, failed: dict[str, str]) -> None:
+    draw, valley, noise = np.random.default_rng(0).standard_normal, bowl(best), 0.004 * (best < 9)
+    losses = {"a": lambda x: noise * draw() - 0.3 * math.exp(-valley(x) / 4)}
+    state, _ = finish({"a": arm(1)}, losses, replace(CONFIG, trials=trials))
     assert failed_searches(state.arms, 0.01) == failed
-    assert abs(factors(state)[0] - 6) == pytest.approx(off, abs=1.3)
+    assert failed or factors(state)[0] == pytest.approx(best, abs=1.5)
 
 
 @pytest.mark.parametrize("names", [["optim.lr"], ["optim.weight_decay", "model.dropout"]])

@@ -106,13 +106,13 @@ def no_effect_p(x: Array, y: Array, columns: Sequence[int], noise: float | None,
 
     0 where that is not known, or where a trial diverged: then they do make one.
     """
-    if not (columns and noise and np.isfinite(y).all()):
+    if not columns or noise is None or not np.isfinite(y).all():
         return 0.0
     features = polynomial_features(x, 2)
     without = np.delete(features, [1 + j + degree * x.shape[1] for j in columns for degree in (0, 1)], axis=1)
     (_, least, df_of_all), (_, most, df_of_others) = _least_squares(features, y), _least_squares(without, y)
     n = df_of_others - df_of_all
-    return float(stats.f.sf((most - least) / n / noise**2, n, df)) if n else 0.0
+    return float(stats.f.sf((most - least) / n / max(noise, EPS) ** 2, n, df)) if n else 0.0
 
 
 @dataclass(slots=True, frozen=True)
