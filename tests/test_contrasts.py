@@ -234,6 +234,7 @@ DIVERGED = LOSSES | {"b": ["diverged"] * 8}
     [
         (LOSSES, {"a": "edge"}, "undecided", "edge", "the best settings of a lie beyond what was tried: 4.5 % lower"),
         (LOSSES, {"b": "edge"}, "better", None, "b is better than a"),  # it would gain more
+        (LOSSES, {"c": "edge"}, "better", None, "b is better than a"),
         (LOSSES, {"a": "flat"}, "undecided", "flat", "the learning rates of a that were tried make no difference: 4.5"),
         (LOSSES, {"b": "flat"}, "better", None, "b is better than a"),
         (SAME, {}, "equivalent", None, "equivalent"),

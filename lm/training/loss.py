@@ -3,7 +3,7 @@
 Both implementations compute the same value and gradients. They differ in memory and time.
 
 A model that reads its text many times becomes overconfident: its loss on other text is lowest if its logits are divided
-by more than 1 (Guo et al., 2017). With a temperature below 1 training divides them by less, so that the model's own
+by more than 1 (Guo et al., 2017). In training they are divided by the temperature. If that is below 1, the model's own
 logits come out smaller (Agarwala et al., 2020). Scores are of these.
 """
 
