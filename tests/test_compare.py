@@ -29,6 +29,7 @@ def test_the_values_become_arms_and_the_first_is_the_baseline() -> None:
     assert question["name"] != question_of("model.dropout=0,0.2,0.5", [], seeds=3, margin=0.02)["name"]
     assert list(question_of("head=tied,untied", [])["arms"]) == ["tied", "untied"]
     assert question_of("tokenizer=byte,char", [])["metric"] == "val_bpb"
+    assert [*question_of(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
     for change in ("model.dropout=0.1", "model.dropout=0.1,0.1"):
         with pytest.raises(UserError, match=r"model\.dropout"):
             question_of(change, [])

@@ -19,6 +19,7 @@ from lm.config.checks import reading
 from lm.system.files import (
     STALE_SECONDS,
     atomic_file,
+    read_csv,
     read_json,
     read_json_lines,
     read_yaml,
@@ -32,6 +33,8 @@ from tests.helpers.runs import PROCESSES
 def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"ste\n{"step": 2}\n{"st')
     assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
+    (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
+    assert read_csv(tmp_path / "a.csv", whole=False) == [{"step": "1", "tokens": "100"}]
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])

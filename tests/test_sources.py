@@ -278,7 +278,8 @@ def test_an_address_is_read_like_a_file(server: hub.Hub, tmp_path: Path) -> None
     assert load("text", f"{server.address}{FILES}/some.txt?version=1") == [("", "served é\r\n")]
     for kind, path in rows:
         memory.pipe(f"/{path.name}", path.read_bytes())
-        for place in (f"memory://{path.name}", f"{server.address}{FILES}/{path.name}"):
+        address = f"{server.address}{FILES}/{path.name}"
+        for place in (f"memory://{path.name}", address, f"{address}?download=1"):
             assert load(kind, place) == [("row 0", "a"), ("row 1", "b\n")]
 
 

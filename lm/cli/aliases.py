@@ -71,6 +71,7 @@ WORDS = {
     "top_k": "k topk",
     "top_p": "topp nucleus",
     "prompt": "text input start query message p",
+    "prompts": "prompt",
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
     "output_dir": "out out_dir outdir output save_dir name run_name dir run",

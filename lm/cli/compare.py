@@ -82,7 +82,8 @@ def compare(
 
     kinds = kinds_of(RunConfig)
     words = with_text([*overrides, *([] if text is None else [str(text)])], kinds)
-    question = question_of(change, [quoted(word, kinds) for word in words], seeds, margin)
+    with explaining([change, *words], kinds):
+        question = question_of(change, [quoted(word, kinds) for word in words], seeds, margin)
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
     tell()
@@ -133,20 +134,21 @@ def question_of(
     """
     ((key, swept),) = (values_of([change]) if "=" in change else {change: []}).items()
     values = [to_override_value(value) for value in swept]
-    if len(values) < 2:
-        raise UserError(f"{change}: has no second value; give several, as in {key}=VALUE,VALUE")
+    if len({*values}) < max(2, len(values)):
+        raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
     if seeds < 1:
         raise UserError(f"seeds={seeds}: expected 1 or more, how many pairs of runs are made")
     common = with_recipe(overrides)
     typed = values_of(common)
     recipes = [str(name) for name in typed.get("experiment", [])]
     label = key.rpartition(".")[2]
-    arms = {}
-    for value in values:
-        name = re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:]
-        arms[name] = [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
-    if len(arms) < len(values):
-        raise UserError(f"{change}: expected values that differ in their letters and digits")
+    names = [re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:] for value in values]
+    if len({*names}) < len(names):
+        names = [f"{label}-{number}" for number in range(len(values))]
+    arms = {
+        name: [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
+        for name, value in zip(names, values, strict=True)
+    }
     question: Any = {
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,

@@ -64,7 +64,8 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
             continue
         try:
             config = OmegaConf.structured(schema)
-            config[key] = yaml.safe_load(text)
+            value = yaml.safe_load(text)
+            config[key] = text if isinstance(value, int | float) else value  # 010 is no octal number
         except (OmegaConfBaseException, yaml.YAMLError) as error:
             raise UserError(wrong_value(arg, kinds)) from error
         values[key] = OmegaConf.to_container(config[key]) if OmegaConf.is_config(config[key]) else config[key]
@@ -249,7 +250,7 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
         if any(key.partition(".")[0] not in typed or _at(saved, key) != _at(typed, key) for key in others):
             return None
         _refuse_foreign_classes(saved["model"], others)
-        for key in applied:
+        for key in sorted(applied, key=len):  # a group before what it holds
             group, _, name = key.rpartition(".")
             _at(saved, group)[name] = _at(typed, key)
         if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):

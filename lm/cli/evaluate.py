@@ -22,7 +22,7 @@ from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
-from lm.cli.words import check_run, is_text, newest, split_words, with_run, with_text
+from lm.cli.words import check_run, is_text, newest, split_words, with_folders, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths, is_url, listed, local_files
@@ -76,7 +76,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     if len(texts) > 1 and all(map(is_text, texts)):
         several = shlex.quote(f"texts=[{','.join(texts)}]")
         raise UserError(f"{texts[1]}: is a second text; did you mean {several}?")
-    args = with_run(runs, with_text([*texts, *settings], kinds_of(EvaluateConfig)) if texts else settings)
+    args = with_folders(runs, with_text([*texts, *settings], kinds_of(EvaluateConfig)) if texts else settings)
     data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
     if data and not any(arg.startswith("data=") for arg in data):
         raise UserError(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.cli.words import newest, split_words, with_run
+from lm.cli.words import newest, split_words, with_folders
 from lm.config import ExportConfig, UserError
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
@@ -23,7 +23,7 @@ def run(args: list[str]) -> None:
         kind = FORMATS_CALLED.get(word.lower().rpartition(".")[2])
         meant = [f"format={kind}"] * (kind is not None) + [f"output_dir={word.partition('.')[0] if kind else word}"]
         raise UserError(f"{word}: is no run; did you mean {shlex.join(meant)}?")
-    config = parse(ExportConfig, with_run(words, others))
+    config = parse(ExportConfig, with_folders(words, others))
     if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
         raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")
     run_dir = newest() if config.run_dir is None else config.run_dir

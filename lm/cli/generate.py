@@ -18,7 +18,7 @@ from typing import Any
 from lm.cli import command_line
 from lm.cli.compose import parse
 from lm.cli.mistakes import kinds_of, whole_prompt
-from lm.cli.words import check_run, newest, split_words, with_run
+from lm.cli.words import check_run, newest, split_words, with_folders
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading
 from lm.data.paths import listed
@@ -81,7 +81,7 @@ def _with_words(args: list[str]) -> list[str]:
     if len(given) + bool(prompt) > 1:
         second, whole = " ".join(prompt) or given[1], whole_prompt(args, kinds_of(GenerateConfig))
         raise UserError(f"{second}: is a second prompt; did you mean {whole}, in quotes?")
-    return with_run(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
+    return with_folders(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
 
 
 def _prompts(config: GenerateConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.cli.words import newest, split_words, with_run
+from lm.cli.words import newest, split_words, with_folders
 from lm.config import UserError
 from lm.config.commands import LookConfig
 from lm.data.paths import listed
@@ -60,8 +60,8 @@ def _with_words(args: list[str]) -> list[str]:
     words, settings = split_words(args, LookConfig)
     runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
     if len(words) == 1 and not runs and os.path.isdir(words[0]):
-        return [f"folder={words[0]}", *settings]
-    return with_run(runs, [*(word for word in words if word not in runs), *settings])
+        return with_folders(words, settings, "folder")
+    return with_folders(runs, [*(word for word in words if word not in runs), *settings])
 
 
 def _open(address: str) -> None:

@@ -91,6 +91,8 @@ def _run(command: str | None, args: list[str]) -> int:
             print(*COMMANDS)
             return 0
         command = command or "train"  # the installation is the same for all
+        if command not in COMMANDS:
+            return 0
     if command is None:
         if not args or args[0] in ("-h", "--help", "help"):
             listed = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())

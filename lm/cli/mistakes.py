@@ -17,6 +17,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from lm.cli import command_line
 from lm.cli.aliases import EPOCHS, RESUME, meaning
 from lm.config import UserError
+from lm.config.ablation import ReportConfig
+from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, LookConfig, RunsConfig
 from lm.config.data import TABLES
 from lm.config.identity import key_of
 from lm.data.paths import SUFFIXES, local_files, suffix
@@ -32,6 +34,8 @@ EXPECTED: dict[Any, str] = {
     dict: "names with values, as in {a: b}",
     NoneType: "null",
 }
+FLAT = {"generate": GenerateConfig, "export": ExportConfig, "look": LookConfig, "runs": RunsConfig}
+FLAT |= {"evaluate": EvaluateConfig, "report": ReportConfig}
 MAX_COLUMNS = 6  # of a table that are listed
 LOADED = "loaded"  # the choice that stands for what init_from names, which nobody types
 Kinds = dict[str, Any]  # the dotted key of every setting of a command -> its type
@@ -187,7 +191,9 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
     if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
         return f"is for an ablation; did you mean {command_line('ablate', *args)}?"
-    return ""
+    is_own = key in kinds or meaning(key, value, kinds)
+    command = next((name for name, schema in FLAT.items() if key in kinds_of(schema) and not is_own), "")
+    return f"is a setting of another command; {command_line(command, '--help')} tells of it" if command else ""
 
 
 def resume_line() -> str:

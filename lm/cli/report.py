@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lm.cli import command_prefix
 from lm.cli.compose import compose, parse
-from lm.cli.words import split_words
+from lm.cli.words import split_words, with_folders
 from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
 from lm.config.checks import error_prefix
@@ -30,8 +30,9 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
     marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
-    named = [f"{key}={word}" for word in words[:1] for key, mark in marks.items() if os.path.isfile(f"{word}/{mark}")]
-    config = parse(ReportConfig, [*named, *words[1 if named else 0 :], *settings])
+    keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")]
+    folders, others = (words[:1], words[1:]) if keys else ([], words)
+    config = parse(ReportConfig, with_folders(folders, [*others, *settings], *keys))
     if config.rows is not None:
         return _judge(config, args)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")

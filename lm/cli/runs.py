@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from lm.cli.compose import parse
+from lm.cli.words import split_words, with_folders
 from lm.config import UserError
 from lm.config.commands import RunsConfig
 from lm.runs.find import find_runs
@@ -22,9 +23,8 @@ SCHEMA = RunsConfig
 
 
 def run(args: list[str]) -> None:
-    if args and "=" not in args[0] and not args[0].startswith("-"):  # a folder alone
-        args = [f"folder={args[0]}", *args[1:]]
-    config = parse(RunsConfig, args)
+    words, settings = split_words(args, RunsConfig)
+    config = parse(RunsConfig, with_folders(words[:1], [*words[1:], *settings], "folder"))
     plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():

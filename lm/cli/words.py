@@ -130,12 +130,13 @@ def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]
     return words, [arg for arg in args if arg not in words]
 
 
-def with_run(runs: Sequence[str], settings: Sequence[str]) -> list[str]:
-    """The settings with the runs that words name. Raises UserError if run_dir names one too."""
-    if runs and any(arg.startswith("run_dir=") for arg in settings):
-        raise UserError(f"{runs[0]}: is a second run; run_dir=[RUN1,RUN2] names several")
-    value = runs[0] if len(runs) == 1 else f"[{','.join(runs)}]"
-    return [*([f"run_dir={value}"] if runs else []), *settings]
+def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "run_dir") -> list[str]:
+    """The settings with the folders that words name. Raises UserError if `key` names one too."""
+    if folders and any(arg.startswith(f"{key}=") for arg in settings):
+        what = "run; run_dir=[RUN1,RUN2] names several" if key == "run_dir" else "folder"
+        raise UserError(f"{folders[0]}: is a second {what}")
+    value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
+    return [*([f"{key}={value}"] if folders else []), *settings]
 
 
 def check_run(run_dir: str) -> None:

@@ -49,7 +49,7 @@ class TuneConfig:
         _distinct("ablation.tune.seeds", self.seeds)
         _distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
-            require_seed(seed)
+            require_seed(seed, "ablation.tune.seeds")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class AblationConfig(Question):
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
         for seed in self.seeds:
-            require_seed(seed)
+            require_seed(seed, "ablation.seeds")
         looks, n = self.looks, len(self.seeds)
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
@@ -262,5 +262,8 @@ class ReportConfig:
         if sum(value is not None for value in (place, self.run_dir, self.ledger, self.rows)) != 1:
             ways = "output_dir=DIR of an ablation, run_dir=RUN, ledger=true or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
+        require(not (self.run_dir and self.json), "json=true", "no such key: the page of a run has no verdict")
+        has_one = self.rows is not None or self.output_dir is not None
+        require(has_one or self.exit_code == "done", f"exit_code={self.exit_code}", "output_dir=DIR or rows=FILE.csv")
         for key in ("baseline", "margin", "higher"):
             require(self.rows is not None or not getattr(self, key), f"{key}={getattr(self, key)}", "rows=FILE.csv too")

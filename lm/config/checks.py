@@ -135,8 +135,8 @@ def expand_paths(prefix: str, config: Any, *keys: str) -> None:
             setattr(config, key, expanded(path, f"{prefix}{key}"))
 
 
-def require_seed(seed: int) -> None:
-    require(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")
+def require_seed(seed: int, key: str = "seed") -> None:
+    require(0 <= seed < 2**63, f"{key}={seed}", "0 to 2**63 - 1")
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:

@@ -1,11 +1,13 @@
 """The command lines that use runs: generate, evaluate, export, runs, look."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
 
 FIGURES = (".svg", ".png")
+OF_A_TEXT = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows", "max_bytes"}
+OF_A_TEXT |= {"cache_dir", "verify"}  # settings of data that say which text is read
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}  # the default first
 
 
@@ -50,10 +52,11 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "texts", "plot")
         if self.data is not None:
-            for key in ("document_mask", "seq_len", "val_split", "val_path"):
-                value, place = getattr(self.data, key), key.replace("val_", "data.")
+            for key in asdict(self.data).keys() - OF_A_TEXT:
+                value, own = getattr(self.data, key), ("document_mask", "seq_len", "val_split", "val_path")
+                advice = f"; give {key.replace('val_', 'data.')}={value}" if key in own else ""
                 if value != DataConfig.__dataclass_fields__[key].default:
-                    raise UserError(f"data.{key}={value}: is for training; give {place}={value}")
+                    raise UserError(f"data.{key}={value}: is for training{advice}")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
         if self.plot is not None:

@@ -32,7 +32,7 @@ class DataConfig:
 
     source: str = "stdlib"  # the kind of text; the group data chooses it
     path: str | None = None  # a file, folder, glob, address (https://, s3://), or the Hub's owner/name
-    sha256: str | None = None  # text: the hash that its one file must have; null: any
+    sha256: str | None = None  # text: the hash that its one file must have, decompressed; null: any
     name: str | None = None  # hub: the configuration of a data set that has several
     revision: str | None = None  # hub: a commit, tag or branch; null: the newest commit of the main branch
     split: str = "train"  # hub: which split to read

@@ -129,11 +129,15 @@ class TextFiles(Files):
 
 def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     """The documents between the separators of a text."""
-    text = b""
+    text, searched = bytearray(), 0
     for block in blocks:
-        *documents, text = (text + block).split(separator)
-        yield from documents
-    yield text
+        text += block
+        while (end := text.find(separator, searched)) >= 0:
+            yield bytes(text[:end])
+            del text[: end + len(separator)]
+            searched = 0
+        searched = max(len(text) - len(separator) + 1, 0)
+    yield bytes(text)
 
 
 def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:

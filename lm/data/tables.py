@@ -29,9 +29,12 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     """A local file or one at an address, decompressed as its name says."""
     if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
         return open(file, "rb")
+    from fsspec.utils import infer_compression
+
     filesystem, path = filesystem_of(file)
     is_http = str(file).startswith("http")  # not every server sends parts of a file
-    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression="infer")
+    compression = infer_compression(str(file).partition("?")[0] if is_http else path)
+    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
     if seekable and is_http:
         copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
         shutil.copyfileobj(stream, copy, BLOCK)

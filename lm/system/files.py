@@ -130,6 +130,8 @@ def read_csv(path: Path, whole: bool = True) -> list[dict[str, str]]:
     """The rows of a file, by its columns. One that broke off raises ValueError, or is left out if not `whole`."""
     with open(path, encoding="utf-8", newline="") as file:
         text = file.read()
+    if not whole:
+        text = text[: text.rfind("\n") + 1]  # a line without an end may have all its cells, the last one cut off
     rows = [*csv.DictReader(io.StringIO(text))]
     broken = [number for number, row in enumerate(rows, start=2) if None in (*row, *row.values())]
     if whole and (broken or not text.endswith(("\n", "\r"))):
