@@ -16,6 +16,7 @@ from lm.ablation.record import read_record
 from lm.ablation.report import results_frame
 from lm.ablation.results import Results, RunReader, read_results
 from lm.ablation.statistics import ALPHA
+from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from tests.conftest import Outcome
 from tests.helpers.ablations import SHORT, Lab, instant, losses, plan_in_a_moment
@@ -47,22 +48,19 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     small: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small.run(seeds=[0, 1, 2])
-    small.run(seeds=[0, 1, 2])
+    assert small.run(seeds=[0, 1, 2]).record.asked_before == ""
     assert events(small) == [("asked", "out", ""), ("ended", "out", "better")]
-    assert "before" not in capsys.readouterr().err
     small.run(plan_only=True, folder="other", seeds=[0, 1, 2])
     assert len(events(small)) == 2
     shutil.rmtree(small.out)
-    small.run(seeds=[0, 1, 2])
-    assert "asked before: 1 time, last in out" in capsys.readouterr().err
+    assert small.run(seeds=[0, 1, 2]).record.asked_before == "1 time, last in out"
     assert len(series(read_ledger(small.root / "ledger.csv"))) == 1, "the same runs say the same again"
-    small.run(folder="other", seeds=[0, 1])
+    capsys.readouterr()
+    assert small.run(folder="other", seeds=[0, 1]).record.asked_before == "1 time, last in out"
     said = capsys.readouterr().err
-    assert "asked before: 1 time, last in out" in said
     assert ("4 finished runs of the series taken over" in said, " of 4, " in said) == (True, False)
     assert losses(read_results(small.root / "other")).items() <= losses(read_results(small.out)).items()
-    small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
-    assert "before" not in capsys.readouterr().err
+    assert small.run("model.d_ff=32", folder="narrow", seeds=[0, 1]).record.asked_before == ""
     small.run(seeds=[0, 1, 2, 3])  # a further look takes a place of its own
     frame = series(read_ledger(small.root / "ledger.csv"))
     assert [*frame["folder"]] == ["out", "other", "narrow", "out"]
@@ -70,15 +68,15 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
 
 
 @pytest.mark.slow
-def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab) -> None:
     """Whatever its budgets, its folder, its spelling and its neighbours are; other code makes other runs."""
     arms = {"tied": ["head=tied"], "untied": ["head=untied"]}
     more = arms | {"scaled": ["head=tied_scaled"]}
     small.run(arms=arms, primary=[], budgets=["tokens", "flops"])
-    small.run(arms=more, primary=[])
-    assert "asked before" not in capsys.readouterr().err
-    small.run("model.d_model=32.0", arms=more, primary=["untied"], folder="spelt")
-    assert "asked before: 1 time, last in out" in capsys.readouterr().err
+    assert small.run(arms=more, primary=[]).record.asked_before == ""
+    spelt = small.run("model.d_model=32.0", arms=more, primary=["untied"], folder="spelt")
+    assert spelt.record.asked_before == "1 time, last in out"
+    assert "asked before with some of these seeds" in " ".join(map(str, report_warnings(spelt)))
     small.run(arms=arms, seeds=[1, 0], baseline="untied", primary=[], folder="swapped")
     small.run(arms=arms, contrasts={"same": {"tied": -2, "untied": 2}}, folder="sum")
     frame = series(read_ledger(small.root / "ledger.csv"))
@@ -177,7 +175,7 @@ def level(i: int, discoveries: int) -> float:
 
 def row(i: int, verdict: str, p: float, event: str = "ended") -> dict[str, str]:
     content = {"event": event, "comparison": str(i), "arm": "a", "pairs": "7", "verdict": verdict, "p": str(p)}
-    return dict.fromkeys(COLUMNS, "") | content
+    return dict.fromkeys(COLUMNS, "") | content | {"question": str(i)}
 
 
 def test_the_levels_of_a_series_sum_to_alpha_and_grow_with_each_discovery() -> None:
@@ -189,6 +187,8 @@ def test_the_levels_of_a_series_sum_to_alpha_and_grow_with_each_discovery() -> N
     frame = series(rows)
     assert [*frame["series_verdict"]] == ["better", "undecided", "better", "undecided"]
     assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 1), level(3, 1), level(4, 2)])
+    frame = series([own | {"question": ""} for own in rows])
+    assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 1), level(3, 1), level(4, 1)]), "discovered once"
 
 
 def test_a_twentieth_of_the_discoveries_is_false_at_most() -> None:
@@ -233,9 +233,9 @@ def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[...
     code, shown, _ = lab("ablate", "head=tied,untied", str(small.text), "seeds=3", *TINY)
     (asked,) = Path("ablations").glob("head-*")
     assert (code, "untied is better than tied" in shown) == (0, True)
-    for is_first in (True, False):
+    for _ in range(2):
         code, shown, error = lab("ablate", f"confirm={asked}")
-        assert (code, "3 seeds" in shown, "asked before" in error) == (0, True, is_first)
+        assert (code, "3 seeds" in shown, "asked before" in error) == (0, True, False), "its seeds are fresh"
     record = read_record(Path(f"ablations/{asked.name}-confirm"))
     assert (record.seeds, len(read_ledger(Path("ablations/ledger.csv")))) == ([100, 101, 102], 4)
     code, shown, _ = lab("report", "ledger=true")

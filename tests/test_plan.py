@@ -77,7 +77,8 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"arms": {"tied": []}}, [], "ablation.arms: has 1"),
         ({"arms": {"tied": [], "un/tied": []}}, [], "ablation.arms.un/tied"),
         ({"seeds": [0, 1, 0]}, [], "ablation.seeds=[0, 1, 0]"),
-        ({"seeds": [-1]}, [], "seed=-1"),
+        ({"seeds": [-1]}, [], "ablation.seeds=-1"),
+        ({"contrasts": {"a": {"tied": 1, "untied": -1}, "b": {"untied": 2, "tied": -2}}}, [], "ablation.contrasts.b"),
         ({"primary": ["tied"]}, [], "ablation.primary: tied"),
         ({"baselines": {"untied": "untied"}, "primary": []}, [], "ablation.baselines: untied is compared with itself"),
         ({"baselines": TWO}, [], "ablation.baselines: tied with untied with tied never ends"),
@@ -179,14 +180,14 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
     question: dict[str, Any] = {"seeds": [*range(8)]}
     for minutes, seeds, has_all_steps in ((99, 8, True), (4, 6, True), (2, 5, False)):  # on two workers
         plan = planner.plan(minutes=minutes, **question)
-        assert len(planner.steps[-1].seeds) == seeds
+        assert len(planner.steps[-1].record.seeds) == seeds
         assert (plan.arms["untied"].steps["tokens"] == 30) == has_all_steps
         assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes or minutes == 99
     other = {"base": ["trainer.max_steps=8"], "budgets": ["tokens", "flops"], "futility": 5}
     tuned = {"tune": TuneConfig(trials=9, factor=2.0, hyperparameters=["optim.lr"], seeds=[1000])}
     for minutes, changes, seeds in ((5, other, 6), (9, tuned, 5)):
         plan = planner.plan(minutes=minutes, **question | changes)
-        assert len(planner.steps[-1].seeds) == seeds
+        assert len(planner.steps[-1].record.seeds) == seeds
         assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes
     plan = planner.plan(minutes=2, **question)
     with pytest.raises(UserError, match=r"^ablation\.minutes=0\.1: expected .* or more, for 5 seeds"):

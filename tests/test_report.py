@@ -95,7 +95,7 @@ def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_top1"])
 def test_fitted_curves_pass_through_their_trials(metric: str, tmp_path: Path) -> None:
-    figure = figures.tuning.__wrapped__(read_results(make(tmp_path, metric=metric, tuned=True, report=False)))
+    figure = figures.tuning(read_results(make(tmp_path, metric=metric, tuned=True, report=False)))
     for panel in figure.axes:
         low, high = panel.get_ylim()
         fitted = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) > 20]
@@ -103,7 +103,7 @@ def test_fitted_curves_pass_through_their_trials(metric: str, tmp_path: Path) ->
 
 
 def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full: Path) -> None:
-    figure = figures.learning.__wrapped__(read_results(full))
+    figure = figures.learning(read_results(full))
     for panel in figure.axes:
         (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
         curves = [line.get_xydata() for line in panel.lines if len(line.get_xydata()) > 2]

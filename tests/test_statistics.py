@@ -115,11 +115,12 @@ def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
     assert judge({}, 0.01) == {}
 
 
-def test_equal_differences_leave_no_doubt_if_they_are_six() -> None:
+def test_equal_differences_are_a_test_by_their_signs_if_they_are_six() -> None:
     """Fewer coarse values, as of a few questions, are often equal."""
     nothing, much = (judge({"a": [value] * 6}, 0.01)["a"] for value in (0.0, -0.5))
     assert (nothing.verdict, nothing.ci_low, nothing.ci_high, nothing.p) == ("equivalent", 0, 0, 1)
-    assert (much.verdict, much.ci_low, much.ci_high, much.p, much.minimum_detectable) == ("better", -0.5, -0.5, 0, 0)
+    assert (much.verdict, much.ci_low, much.ci_high, much.p, much.p_equivalent) == ("better", -0.5, -0.5, 2**-5, 1)
+    assert {own.verdict for own in judge({name: [0.5] * 6 for name in "abcde"}, 0.01).values()} == {"undecided"}
     assert judge({"a": [1.0] * 6}, 1)["a"].verdict == "worse"  # a difference of the margin is not smaller than it
     for pair in ([1.0] * 5, [1.0 - 0.9, 1.1 - 1.0], [0.0, 0.0]):
         two = judge({"a": pair}, 0.01)["a"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.arms import common_threads, time_steps
+from lm.ablation.arms import time_steps
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.ledger import folders_of, record_asked, record_ended
-from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, record_of, seconds_to_go
+from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.ablation.record import (
     TRIAL,
     AblationRecord,
@@ -30,7 +30,6 @@ from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
-from lm.system.device import set_threads
 from lm.system.terminal import duration, printable
 
 REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
@@ -50,46 +49,38 @@ def ablate(
     """
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
-    threads = before.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     executor = EXECUTORS[config.executor](config, folder)
-    default_workers = partial(executor.default_workers, set_threads(threads))
-    plan = make_plan(config, runs, base, before, RunReader(folder), threads, default_workers)
-    plan = replace(plan, record=replace(plan.record, command=command))
+    plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
     step = next_runs(plan)
     if step.missing and plan.config.minutes is None:
         time_steps([*plan.arms.values(), *filter(None, [plan.base])])
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
-    record = record_of(plan, step)
-    results = results_of(record, plan.reader)
+    results = results_of(step.record, plan.reader)
     on_plan(plan, step, results)
     if config.plan_only:
         return results
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        is_done = before is not None and before.ended and not step.missing and _is_same(record, before)
+        is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
         if is_done and (folder / "report.html").exists():
             return results  # nothing to do; `report` draws the report again
         progress = _Progress(plan)
         others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
-        write_record(record, folder)
-        if earlier := record_asked(Path(config.ledger), plan, is_new=before is None):
-            progress.say(earlier)
+        planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
+        write_record(step.record, folder)
+        record_asked(Path(config.ledger), plan)
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}
-            made = [run for run in todo if not _take_over(run, others)]
+            made = [run for run in todo if run.run_dir in planned or not _take_over(run, others)]
             if n := len(todo) - len(made):
                 progress.say(f"{n} finished run{'s' * (n > 1)} of the series taken over")
-            with progress.begin(step, made, len(todo) - len(made)) as bar:
+            with progress.begin(step, made) as bar:
                 execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
-            write_record(record_of(plan, step), folder)
-        if len(step.seeds) < len(plan.config.seeds):
-            progress.say(f"look with {len(step.seeds)} of {len(plan.config.seeds)} seeds: decided")
-        for arm in step.stopped:
-            progress.say(f"{arm} was stopped: not ahead after futility={plan.config.futility} of the seeds")
+            write_record(step.record, folder)
         return _finish(config, plan, step)
 
 
@@ -115,14 +106,9 @@ def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
 
 
 def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
-    record = record_of(plan, step)
-    analyses = record.analyses
-    if not step.missing and record.seeds not in analyses:
-        analyses = [*analyses, record.seeds]
-    results = results_of(replace(record, ended=now(), analyses=analyses), plan.reader)
+    results = results_of(replace(step.record, ended=now()), plan.reader)
     write_report(results)
-    if not step.missing:
-        record_ended(Path(config.ledger), plan, results)
+    record_ended(Path(config.ledger), plan, results)
     write_record(results.record, results.folder)  # last: from now on nothing is left to do
     return results
 
@@ -131,18 +117,14 @@ class _Progress:
     """What is said while runs are made, and the report of what there is so far."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.seconds_to_go = plan, 0.0
+        self.plan = plan
         self.n_ended = self.n_runs = self.steps_ended = 0
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
-    def begin(self, step: Step, todo: list[RunSpec], n_taken_over: int) -> Any:
+    def begin(self, step: Step, todo: list[RunSpec]) -> Any:
         """The bar of these runs."""
-        self.step, self.steps_ended = step, 0
-        taken_over = sum(map(self.plan.seconds, step.missing)) - sum(map(self.plan.seconds, todo))
-        self.seconds_to_go, _ = seconds_to_go(self.plan, step)  # what is to come is known better each time
-        self.seconds_to_go -= taken_over / self.plan.record.workers
-        self.n_runs = self.n_ended + len(step.missing)
-        self.n_ended += n_taken_over
+        self.step = replace(step, missing=[run for run in step.missing if self.plan.is_missing(run)])  # not taken over
+        self.steps_ended, self.n_runs = 0, self.n_ended + len(self.step.missing)
         total = sum(run.steps for run in todo)
         return tqdm(total=total, desc=self.plan.config.name, unit="step", leave=False, disable=None)
 
@@ -150,16 +132,17 @@ class _Progress:
         """Print a line for each run, and write what there is into the report, if that has not been done lately."""
         self.n_ended += 1
         self.steps_ended += run.steps
-        self.seconds_to_go -= self.plan.seconds(run) / self.plan.record.workers
+        others = [other for other in self.step.missing if other.run_dir != run.run_dir]
+        self.step = replace(self.step, missing=others)
         outcome, metric = self.plan.reader.outcome(run.run_dir), self.plan.config.metric
         score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
         values = " ".join(f"{setting}={value:g}" for setting, value in run.values.items())
         arm = f"trial of {run.arm} at {values}" if run.purpose == TRIAL else run.arm
         reason = f" ({outcome.error})" if outcome.error else ""
-        to_go = duration(max(0.0, self.seconds_to_go))
+        to_go = duration(seconds_to_go(self.plan, self.step)[0])
         self.say(f"{self.n_ended} of {self.n_runs}, {arm}, seed {run.seed}: {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
-            results = results_of(record_of(self.plan, self.step), self.plan.reader)
+            results = results_of(self.step.record, self.plan.reader)
             write_report(results)
             self.say(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE

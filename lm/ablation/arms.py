@@ -34,6 +34,7 @@ from lm.training.init_from import copy_weights
 from lm.training.optim import step_flops
 from lm.training.resolve import n_batches, resolve
 
+STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
 
 
@@ -51,20 +52,23 @@ class Arm(ArmRecord):
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
-        return (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
+        return STARTUP_SECONDS + (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
 
 
 Arms = dict[str, Arm]  # by name
 
 
 def build_arms(
-    config: AblationConfig, runs: dict[str, RunConfig], threads: int, earlier: Mapping[str, ArmRecord]
+    config: AblationConfig,
+    runs: dict[str, RunConfig],
+    threads: int,
+    earlier: Mapping[str, ArmRecord],
+    texts: dict[str, TextData],
 ) -> Arms:
     """Every arm checked, matched and counted, but for those that are unchanged since an `earlier` call.
 
-    Raises UserError naming the arm to blame.
+    `texts` keeps what is prepared. Raises UserError naming the arm to blame.
     """
-    texts: dict[str, TextData] = {}
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
         with error_prefix(f"ablation.arms.{name}"):
@@ -135,11 +139,6 @@ def build_arm(
         seconds_per_step=seconds,
         steps={"own": run.steps},
     )
-
-
-def common_threads(runs: Iterable[RunConfig]) -> int:
-    """Of every run that does not set its own: the most that one sets."""
-    return max((run.threads for run in runs if run.threads), default=1)
 
 
 def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:

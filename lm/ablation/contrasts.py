@@ -5,7 +5,7 @@ such as an interaction, which is a difference of differences, have weights of th
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from scipy import special
 
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import ALPHA, Comparison, judge
+from lm.ablation.statistics import ALPHA, ROUNDING, SAME, Comparison, judge
 from lm.config.ablation import METRICS, weighted_sum
 from lm.config.identity import key_of
 from lm.report.pages import fixed, signed
@@ -134,7 +134,7 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
         metric=record.metric,
         equivalence_margin=record.equivalence_margin or None,
         seeds=paired,
-        differences=[float(sum(weight * scores[arm][seed] for arm, weight in weights.items())) for seed in paired],
+        differences=[_sum([weight * scores[arm][seed] for arm, weight in weights.items()]) for seed in paired],
         lost_seeds=[seed for seed in planned if seed not in paired],
         n_planned=len(planned),
         ended={arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
@@ -145,6 +145,12 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
         sides=sides,
         key=f"{family} {weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
     )
+
+
+def _sum(terms: Sequence[float]) -> float:
+    """0 where only rounding differs from it."""
+    total = float(sum(terms))
+    return 0.0 if abs(total) <= ROUNDING * sum(map(abs, terms)) else total
 
 
 def _sides(weights: Mapping[str, float]) -> tuple[str, str]:
@@ -304,8 +310,9 @@ def _difference(contrast: Contrast, *about: str) -> str:
 
 
 def _limit(contrast: Contrast) -> str:
-    if contrast.p is None:
-        return f"{contrast.n_seeds} equal differences are no test: more seeds are needed"
+    if (contrast.sd or 0.0) <= SAME * abs(contrast.mean_difference or 0.0):
+        what = "no test" if contrast.p is None else "a weak test"
+        return f"{contrast.n_seeds} equal differences are {what}: more seeds are needed"
     detectable = f"{fixed(contrast.minimum_detectable, digits_of(vars(contrast)))} is detectable"
     if contrast.limited_by == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"

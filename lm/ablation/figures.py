@@ -21,7 +21,6 @@ from lm.report.figures import (
     PAPER,
     SOFT,
     LineStyle,
-    as_svg,
     axis_limits,
     legend,
     line_styles,
@@ -37,7 +36,6 @@ FAR = 5  # times the middle difference
 Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
 
 
-@as_svg
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
     record, comparisons = results.record, results.comparisons
@@ -122,7 +120,6 @@ def _draw_row(axes: Axes, row: Any, y: int, limits: tuple[float, float]) -> None
             axes.plot([edge], [y], arrow, color=row.color, clip_on=False)
 
 
-@as_svg
 def learning(results: Results) -> Figure | None:
     """The validations of all arms, and below, where there are pairs, their differences from the baseline.
 
@@ -162,7 +159,6 @@ def learning(results: Results) -> Figure | None:
     return figure
 
 
-@as_svg
 def tuning(results: Results) -> Figure | None:
     """The trials over each hyperparameter, with the fitted curve of each arm and its band of one standard deviation.
 

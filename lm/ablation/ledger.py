@@ -55,29 +55,29 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
         return [row | {"folder": os.path.relpath(path.parent / row["folder"])} for row in rows]
 
 
-def record_asked(path: Path, plan: "Plan", is_new: bool) -> str:
-    """Add the comparisons that are asked for and are not there. A comparison is known by its runs, wherever they are.
+def asked_before(path: Path, plan: "Plan", is_new: bool) -> str:
+    """In words, how often the question was asked with some of its seeds, elsewhere or, if its folder is new, anywhere.
 
-    Returns in words how often its question was asked before, in other folders or, if the folder is new, in any; empty
-    if never, or if this is no news.
+    Empty if it was not.
     """
     lines = _lines(plan)
+    questions, seeds = {line["question"] for line in lines}, {seed for line in lines for seed in line["seeds"].split()}
+    rows = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] in questions]
+    rows = [row for row in rows if (is_new or row["folder"] != lines[0]["folder"]) and seeds & {*row["seeds"].split()}]
+    return f"{len(rows)} time{'s' * (len(rows) > 1)}, last in {rows[-1]['folder']}" if rows else ""
+
+
+def record_asked(path: Path, plan: "Plan") -> None:
+    """Add the comparisons that are asked for and are not there. One is known by its runs, wherever they are."""
     with _locked(path):
         rows = read_ledger(path)
         known = {row["comparison"] for row in rows}
-        if added := [line for line in lines if line["comparison"] not in known]:
+        if added := [line for line in _lines(plan) if line["comparison"] not in known]:
             _write(path, [*rows, *added])
-    questions, folder = {line["question"] for line in lines}, lines[0]["folder"]
-    before = [row for row in rows if row["event"] == ASKED and row["question"] in questions]
-    before = [row for row in before if is_new or row["folder"] != folder]
-    if not before or not (added or is_new):
-        return ""
-    times = f"{len(before)} time{'s' * (len(before) > 1)}"
-    return f"this question was asked before: {times}, last in {before[-1]['folder']} at {before[-1]['time']}"
 
 
 def record_ended(path: Path, plan: "Plan", results: Results) -> None:
-    """Add the outcome of every comparison that was asked for, if it is not there, with as many pairs or more.
+    """Add the outcome of every comparison whose runs have all ended, if it is not there, with as many pairs or more.
 
     The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni).
     """
@@ -85,6 +85,8 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
     outcomes = []
     for line in _lines(plan):
         contrast = contrasts.loc[(line["arm"], line["budget"])]
+        if min(contrast["ended"].values()) < contrast["n_planned"]:
+            continue
         numbers = (contrast["mean_difference"], min(contrast["p"] * ALPHA / contrast["alpha"], 1.0))
         shown = ["" if pd.isna(value) else repr(float(value)) for value in numbers]
         outcome = (str(contrast["n_seeds"]), contrast["verdict"], *shown)
@@ -141,12 +143,12 @@ def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
     latest = dict[str, dict[str, Any]]()
     for row in rows:
         latest[row["comparison"]] = latest.get(row["comparison"], {}) | row
-    discoveries = 0
+    discoveries = set[str]()  # questions: one that is asked again, with further seeds, is discovered once
     for i, test in enumerate(latest.values(), start=1):
-        test["level"] = float(ALPHA * i**-DECAY / zeta(DECAY) * (discoveries + 1))
+        test["level"] = float(ALPHA * i**-DECAY / zeta(DECAY) * (len(discoveries) + 1))
         is_called = test["verdict"] in ("better", "worse")
         is_discovery = is_called and float(test["p"]) <= test["level"]
-        discoveries += is_discovery
+        discoveries |= {test["question"]} if is_discovery else set()
         test["series_verdict"] = "undecided" if is_called and not is_discovery else test["verdict"]
         test |= {key: [*map(int, test[key].split())] for key in ("seeds", "tuning_seeds")}
         kinds = {"pairs": int, "difference": float, "p": float, "verdict": str, "series_verdict": str}
@@ -277,7 +279,8 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
 
 def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
     """Seeds that are unused, also with the offsets of the arms."""
-    taken = used | {*record.seeds, *record.tune.seeds, *(seed for seeds in record.analyses for seed in seeds)}
+    seen = [seed for design in record.designs_seen for seed in design["seeds"]]
+    taken = used | {*record.seeds, *record.tune.seeds, *seen}
     offsets = {0, *record.seed_offsets.values()}
     for seed in FRESH:
         own = {seed + offset for offset in offsets}

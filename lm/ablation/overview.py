@@ -48,7 +48,7 @@ def write_overview(path: Path) -> dict[Path, Results]:
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     table.insert(0, "ablation", table.pop("ablation"))
     write_text(path / "results.csv", table.to_csv(index=False, lineterminator="\n", errors="replace"))
-    svg = forest(rows)
+    svg = as_svg(forest, rows)
     if svg is not None:
         write_text(path / "figures" / "overview.svg", svg)
     context = {
@@ -87,7 +87,6 @@ def _comparable(results: Results) -> Iterator[Row]:
         }
 
 
-@as_svg
 def forest(rows: list[Row]) -> Figure | None:
     look = {"color": INK, "primary": False, "equivalence_margin": 10.0 ** (2 - DIGITS)}
     shown = [row | row["in_bits"] | look | {"heading": row["comparison"], "label": row["ablation"]} for row in rows]

@@ -20,6 +20,7 @@ import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
 from lm.ablation.contrasts import ENDED
+from lm.ablation.ledger import asked_before
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
@@ -27,12 +28,13 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, differences
+from lm.data.tokens import TextData
+from lm.system.device import set_threads
 from lm.system.files import json_sha256
 from lm.training.resolve import least_bytes, resolve
 
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
-STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
@@ -117,7 +119,7 @@ class Plan:
     def seconds(self, run: Run) -> float:
         """What a run takes, as measured on this machine."""
         arm = self.base if self.base and run.purpose == BASE else self.arms[run.arm]
-        return STARTUP_SECONDS + arm.seconds(run.steps)
+        return arm.seconds(run.steps)
 
     def is_missing(self, run: Run) -> bool:
         """Whether it has no result yet. A diverged one has: it would diverge again."""
@@ -131,10 +133,8 @@ class Step:
     todo: list[RunSpec]  # independent of each other: they have no result, and what they start from is there
     missing: list[RunSpec]  # all that are known to be needed and have no result
     runs: list[RunSpec]  # all that are asked for; those of an untuned arm under names that will change
-    tuned: Tuned  # of the arms whose tuning has finished
+    record: AblationRecord  # of what is asked, with what has been decided: settings, seeds, arms that are stopped
     n_trials: tuple[int, int]  # the least and the most runs that tuning still makes
-    seeds: list[int]  # that are reported; fewer than asked for where a planned look has decided
-    stopped: list[str]  # arms that were not ahead after `futility` seeds
 
 
 def next_runs(plan: Plan) -> Step:
@@ -153,24 +153,18 @@ def next_runs(plan: Plan) -> Step:
         todo=[*to_train, *(run for run in ready if run.after not in absent)],
         missing=[*needed.values(), *missing],
         runs=[*bases.values(), *asked],
-        tuned=tuned,
+        record=_record(plan, tuned, [*bases.values(), *asked], seeds, stopped),
         n_trials=n_trials,
-        seeds=seeds,
-        stopped=stopped,
     )
-
-
-def record_of(plan: Plan, step: Step) -> AblationRecord:
-    """The record of what is asked, with what has been decided."""
-    return _record(plan, step.tuned, step.runs, step.seeds, step.stopped)
 
 
 def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     """The least and the greatest duration of what is missing, on so many workers as the plan has."""
-    arms = [arm for name, arm in plan.arms.items() if plan.config.tune.trials and name not in step.tuned]
-    trials = [STARTUP_SECONDS + arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in arms]
+    untuned = [plan.arms[name] for name in step.record.untuned()]
+    trials = [arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in untuned]
     mean = sum(trials) / len(trials) if trials else 0.0
-    known = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm in step.tuned)
+    is_open = {arm.name for arm in untuned}
+    known = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open)
     least, most = ((known + mean * n) / plan.record.workers for n in step.n_trials)
     return least, most
 
@@ -178,7 +172,7 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
 def lost_to_new_code(plan: Plan, step: Step) -> str:
     """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
     before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
-    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not step.missing:
+    if not (before.ended or before.designs_seen) or before.tune != plan.config.tune or not step.missing:
         return ""
     changed = [
         (run.arm, hashes)
@@ -292,21 +286,25 @@ def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: Tun
 def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[str], list[RunSpec]]:
     """The seeds that are reported, the arms that are stopped, and the reported runs up to the next decision.
 
-    A decision waits for all runs before it: a missing one could change it.
+    A decision waits until all runs before it have ended: a missing one could change it. Where one has failed nothing is
+    decided, for the runs that are left would decide, and the ablation goes on.
     """
     config, stopped = plan.config, list[str]()
     ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
     for n in sorted({*config.looks, config.futility or len(config.seeds), len(config.seeds)}):
         runs = [run for run in _of_seeds(plan, tuned, n, stopped) if run.arm in ready]
-        if len(ready) < len(plan.arms) or any(map(plan.is_missing, runs)):
+        status = [plan.reader.outcome(run.run_dir).status for run in runs]
+        if len(ready) < len(plan.arms) or "missing" in status:
             break
+        failed = {run.arm for run, own in zip(runs, status, strict=True) if own == "failed"}
         record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
         if n == config.futility:
             means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
             behind = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1) >= 0  # not where it is unknown
-            stopped = [arm for arm in record.asked() if behind[[arm]].all()]  # under every budget
+            known = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
+            stopped = [arm for arm in known if behind[[arm]].all()]  # under every budget
             record = replace(record, stopped=stopped)
-        if n in config.looks:
+        if n in config.looks and not failed:
             contrasts = results_of(record, plan.reader).contrasts
             asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
             is_open = asked & (contrasts["verdict"] == "undecided") & (contrasts["undecided_by"] != "futility")
@@ -334,25 +332,28 @@ def make_plan(
     base: RunConfig | None,
     before: AblationRecord | None,
     reader: RunReader,
-    threads: int,
-    default_workers: Callable[[int], int],
+    command: str,
+    default_workers: Callable[[int, int], int],
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call; `default_workers` is asked with the least bytes of a run. Raises UserError for what the user can mend.
+    earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError for what
+    the user can mend.
     """
-    ablation, base_arm = config.ablation, None
+    ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
+    most = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
+    threads = set_threads(before.threads if before else most)  # of every run that does not set its own
     record = before or AblationRecord(**question_of(ablation))
-    arms = build_arms(ablation, runs, threads, record.arms)
+    arms = build_arms(ablation, runs, threads, record.arms, texts)
     if base is not None:
         with error_prefix("ablation.base"):
-            base_arm = build_arm(BASE, ablation.base or [], base, threads, {})
+            base_arm = build_arm(BASE, ablation.base or [], base, threads, texts)
         for name, arm in arms.items():
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
     set_steps(ablation, arms)
     needed = max(least_bytes(resolve(arm.run, arm.vocab_size), arm.vocab_size) for arm in arms.values())
-    workers = config.workers or default_workers(needed)
+    workers = config.workers or default_workers(threads, needed)
     fitted = dict[str, int]()
     if ablation.minutes is not None:
         time_steps([*arms.values(), *filter(None, [base_arm])])
@@ -371,6 +372,7 @@ def make_plan(
         designs_seen=designs_seen(before, reader) if before else [],
         begun=record.begun or now(),
         ended=None,
+        command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         fitted=fitted,
         threads=threads,
@@ -378,7 +380,9 @@ def make_plan(
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    return Plan(ablation, arms, base_arm, reader, asked, record)
+    plan = Plan(ablation, arms, base_arm, reader, asked, record)
+    earlier = record.asked_before or asked_before(Path(config.ledger), plan, is_new=before is None)
+    return replace(plan, record=replace(asked, asked_before=earlier))
 
 
 def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:
@@ -397,11 +401,13 @@ def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationR
         seconds = 0.0
         for arm in arms.values():
             lengths = [round(share * arm.steps[budget]) for budget in config.budgets]
-            seconds += n * sum(STARTUP_SECONDS + arm.seconds(length) for length in {*lengths})
-            seconds += n_trials * (STARTUP_SECONDS + arm.seconds(lengths[0]))
+            seconds += n * sum(map(arm.seconds, {*lengths}))
+            seconds += n_trials * arm.seconds(lengths[0])
         if base:
-            bases = n + (len(config.tune.seeds) if n_trials else 0)
-            seconds += bases * (STARTUP_SECONDS + base.seconds(base.steps["own"]))
+            offsets = {config.seed_offsets.get(arm, 0) for arm in config.arms}
+            of_arms = {seed + offset for seed in config.seeds[:n] for offset in offsets}
+            bases = len(of_arms | ({*config.tune.seeds} if n_trials else set()))
+            seconds += bases * base.seconds(base.steps["own"])
         return seconds / workers / 60
 
     n, few = len(config.seeds), max(FEW_SEEDS, (config.futility or 0) + 1)

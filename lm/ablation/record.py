@@ -25,7 +25,7 @@ from lm.training.run_directory import read_result
 FILE, LOCK = "ablation.json", ".lock"
 DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
-    *("match_parameters", "seed_offsets", "tune", "common", "base"),
+    *("minutes", "match_parameters", "seed_offsets", "tune", "common", "base"),
 )
 EARLIER = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
 BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
@@ -82,9 +82,9 @@ class AblationRecord(Question):
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
     fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
     stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
+    asked_before: str = ""  # how often, with some of the seeds, by the ledger when it was asked
     begun: str = ""
     ended: str | None = None
-    analyses: list[list[int]] = field(default_factory=list)  # the seeds with which the ablation ended, each time
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict
     command: str = ""
     machine: str = ""
@@ -145,11 +145,16 @@ def read_record(folder: Path) -> AblationRecord:
 def of_today(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a record, which an earlier version may have written, with the keys that there are now.
 
-    Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
+    Some keys mean nothing any more; pairs were `contrasts`, trials had a list of their own, and of earlier designs the
+    seeds alone were kept.
     """
     for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
+    if ended := content.pop("analyses", [])[:-1]:
+        design = {"arms": {name: arm["overrides"] for name, arm in content["arms"].items()}}
+        design |= {key: content[key] for key in DESIGN if key in content}
+        content["designs_seen"] = [design | {"contrasts": {}, "seeds": seeds} for seeds in ended]
     if "pairs" in content:
         return content
     arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]
@@ -173,10 +178,7 @@ def arm_and_seed(run_dir: str) -> tuple[str, int]:
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
-    content = asdict(record)
-    if not record.designs_seen:  # of most there is one design
-        del content["designs_seen"]
-    write_text(folder / FILE, json.dumps(content, indent=1) + "\n")
+    write_text(folder / FILE, json.dumps(asdict(record), indent=1) + "\n")
 
 
 # --- the files of a run: its directory, and beside it its status, its log and where it was made

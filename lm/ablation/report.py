@@ -6,7 +6,7 @@ what the templates show, in the order of the page; nothing is computed here but 
 
 import json
 import math
-import re
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from lm.ablation.statistics import interval
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of
-from lm.report.figures import inline
+from lm.report.figures import as_svg, inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
 from lm.system.terminal import duration
@@ -45,6 +45,7 @@ HELD_EQUAL = {
     "time": "training time (planned from steps of each arm measured in turns)",
 }
 SCHEMA_VERSION = 1  # of report.json
+HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
@@ -56,7 +57,7 @@ RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 def write_report(results: Results) -> None:
     """Write the report into the folder of the ablation."""
     folder = results.folder
-    drawn = {draw.__name__: draw(results) for draw in (figures.forest, figures.learning, figures.tuning)}
+    drawn = {draw.__name__: as_svg(draw, results) for draw in (figures.forest, figures.learning, figures.tuning)}
     context = summary(results, _basis(results), report_warnings(results))
     write_pages(folder, drawn, context, _details(results), report_json(results))
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
@@ -181,8 +182,8 @@ def _details(results: Results) -> dict[str, Any]:
         "final": [*_final(results)],
         "without_result": [*_without_result(results)],
         "command": record.command,
-        "report_command": _on_folder(results, "report", "output_dir"),
-        "look_command": _on_folder(results, "look", "folder"),
+        "report_command": f"python -m lm report {shlex.quote(f'output_dir={os.path.relpath(results.folder)}')}",
+        "look_command": f"python -m lm look {shlex.quote(f'folder={os.path.relpath(results.folder)}')}",
         "facts_of_runs": [*_facts(results)],
     }
 
@@ -218,7 +219,7 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
                 "arm": name,
                 "budget": words,
                 "scores": [(runs[column].mean(), runs[column].std()) for column in METRIC_NAMES],
-                "seeds": f"{len(runs)} of {len(results.record.seeds)}",
+                "seeds": f"{len(runs)} of {len(results.record.seeds_of(name))}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": arm.steps[budget],
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
@@ -235,39 +236,19 @@ def _without_result(results: Results) -> Iterator[dict[str, Any]]:
         yield row | {"words": made if row["status"] == "missing" else row["error"]}
 
 
-def _on_folder(results: Results, command: str, key: str) -> str:
-    """A command on the folder, in the form in which the ablation was called; it works where the page was written."""
-    folder = results.folder
-    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    called = re.match(r"(.*?\b)ablate(\.py)?( |$)", results.record.command)  # not by lm.compare
-    call = f"{called[1]}{command}{called[2] or ''}" if called else f"lm-lab {command}"
-    return f"{call} {shlex.quote(f'{key}={folder}')}"
-
-
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
     record, done = results.record, results.done.drop_duplicates("run_dir")
     yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
-    for key, name in CONDITIONS.items():
-        counts = Counter(done[key].astype("string").fillna("unknown"))
+    for key, name in (CONDITIONS | {key: key.replace("_", " ") for key in HASHES}).items():
+        counts = Counter(done[key].astype("string").fillna("unknown").str[:40])  # of a hash as much as tells it
         values = [value if len(counts) == 1 else f"{value} ({n} of {len(done)} runs)" for value, n in counts.items()]
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     for base in results.of(BASE).dropna(subset="val_loss").itertuples():
         yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}"
-    for key in ("data_hash", "tokenizer_hash", "source_hash"):
-        yield key.replace("_", " "), _by_value({name: arm.identity[key][:16] for name, arm in record.arms.items()})
     yield "resumed after an interruption", f"{(done['resumed_from'].fillna('') != '').sum()} of {len(done)}"
     spent = [duration(frame["seconds"].sum()) for frame in (done, results.trials)]
     yield "computing time", f"reported runs {spent[0]}; search trials {spent[1]}"
-
-
-def _by_value(values: dict[str, str]) -> str:
-    """A value that all arms share, else each with its arms."""
-    names: dict[str, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    return "; ".join(value if len(names) == 1 else f"{value} ({', '.join(of)})" for value, of in names.items())
 
 
 # --- for programs: results.csv, curves.csv and report.json

@@ -251,6 +251,11 @@ class Results:
         status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
+    def is_whole(self) -> bool:
+        """Whether all runs that are asked for have a result. A missing one may be that of a base that has failed."""
+        counts = self.counts()
+        return not (counts["failed"] or counts["missing"] or self.record.untuned())
+
     def stopped_early(self) -> str:
         """What was not run because a planned look had decided; empty if nothing was."""
         n, looks = len(self.record.seeds), self.record.looks
@@ -333,7 +338,7 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
 def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, Any]]:
     """Those of earlier calls with which there was a verdict to see: when it ended, or in a report on the way."""
     seen, design = before.designs_seen, design_of(before)
-    is_shown = before.ended or (not before.analyses and (reader.folder / "report.html").exists())
+    is_shown = before.ended or (not seen and (reader.folder / "report.html").exists())
     if not is_shown or design in seen or not (results_of(before, reader).contrasts.n_seeds > 1).any():
         return seen
     return [*seen, design]

@@ -20,7 +20,7 @@ from lm.ablation.results import Results, RunReader, frame
 from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Weakness, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
-from lm.report.figures import shorten
+from lm.report.figures import as_svg, shorten
 from lm.system.files import sha256
 from lm.system.terminal import printable
 
@@ -152,4 +152,4 @@ def write_rows_report(results: Results, folder: Path, path: Path, command: str) 
     seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
     context = summary(results, [seeds, *facts_of_metric(results)], rows_warnings(results))
     details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
-    write_pages(folder, {"forest": figures.forest(results)}, context, details, rows_json(results))
+    write_pages(folder, {"forest": as_svg(figures.forest, results)}, context, details, rows_json(results))

@@ -21,6 +21,7 @@ ALPHA = 0.05
 POWER = 0.8
 SAME = 1e-5  # relative, of differences that are equal but for rounding, of numbers in single precision too
 MIN_EQUAL = 6  # of two equal arms whose values differ by +1 or -1, so many differences are equal in 3 % of cases
+ROUNDING = 1e-12  # of the values: what a difference may have by rounding alone
 N_QUANTILES = 1000  # of a sample standard deviation, over which power is averaged: to 1e-4
 Array = NDArray[np.float64]
 
@@ -188,13 +189,17 @@ def _compare(
     """A comparison by itself, before the correction for the others of its family: no verdict yet.
 
     Fewer than MIN_EQUAL equal differences are no test: coarse values, such as counts of right answers, are often equal.
+    More are one by their signs, whose p falls with their number.
     """
     n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
     if (ends := interval(values, 1 - alpha, tuning)) is None:
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
-    is_test = n >= MIN_EQUAL or sd > SAME * abs(mean)
+    are_equal = sd <= SAME * abs(mean)
+    ps = difference_p(mean, total_sd, n, df), equivalence_p(mean, total_sd, n, df, margin)
+    p, p_equivalent = (max(own, sides * 0.5**n * are_equal) for own, sides in zip(ps, (2, 1), strict=True))
+    is_test = n >= MIN_EQUAL or not are_equal
     return Comparison(
         n_seeds=n,
         mean_difference=mean,
@@ -204,7 +209,7 @@ def _compare(
         df=df,
         ci_low=ends[0],
         ci_high=ends[1],
-        p=difference_p(mean, total_sd, n, df) if is_test else None,
-        p_equivalent=equivalence_p(mean, total_sd, n, df, margin) if is_test else None,
+        p=p if is_test else None,
+        p_equivalent=p_equivalent if is_test else None,
         alpha=alpha,
     )

@@ -47,7 +47,7 @@ def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[
     """The plan in numbers; `sd` is that of a difference, as it was measured, and the folder of its pairs."""
     from lm.ablation.plan import seconds_to_go
 
-    record, n = plan.record, len(step.seeds)
+    record, n = step.record, len(step.record.seeds)
     steps = {name: arm.steps for name, arm in plan.arms.items()}
     comparisons = len(
         {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
@@ -56,7 +56,7 @@ def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[
     return {
         "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
         "seconds": seconds_to_go(plan, step),
-        "seeds": step.seeds,
+        "seeds": record.seeds,
         "steps": steps,
         "fitted": record.fitted or None,
         "minimum_detectable": found,
@@ -65,19 +65,19 @@ def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[
 
 
 def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
-    counts, looks, n_seeds = results.counts(), plan.config.looks, len(plan.config.seeds)
+    counts, looks = results.counts(), plan.config.looks
     lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
     if fitted := plan.record.fitted:
         of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
         lines[0] += f", to fit into {plan.config.minutes:g} min: {of}"
     if looks:
         lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
-    if len(step.seeds) < n_seeds:
-        lines += [f"a look has decided with {len(step.seeds)} of {n_seeds} seeds: the others are not run"]
+    if stopped := results.stopped_early():
+        lines += [stopped]
     least, most = step.n_trials
     if most:
         more = f" to {most}" if most > least else ""
-        lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on or restart"]
+        lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on"]
     if plan.base:
         n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
         lines += [f"{n} base runs, one for each seed, {missing} to be made"]
@@ -94,8 +94,6 @@ def result_table(results: Results) -> str:
     lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
-    if alone := len(results.rows_alone()):
-        counts += f" ({alone} of them rows of results.csv without their folder)"
     lines = [comparison_table(results), "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]
     return printable("\n".join(lines))
 

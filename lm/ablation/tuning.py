@@ -203,21 +203,24 @@ class TunedArm:
         """Whether any trial has not diverged."""
         return bool(np.isfinite(self.y).any())
 
-    def is_interior(self) -> dict[str, bool | None]:
-        """For each hyperparameter, whether values on both sides were tried; None where only one was, or none trains."""
-        inside = _is_interior(self.point, self.x) if self.trains() else [None] * len(self.point)
-        return dict(zip(self.settings, inside, strict=True))
+    def is_interior(self, finite: bool = False) -> dict[str, bool | None]:
+        """For each hyperparameter, whether values on both sides were tried, or trained (`finite`).
+
+        None where only one was, or none trains.
+        """
+        if not self.trains():
+            return dict.fromkeys(self.settings)
+        x = self.x[np.isfinite(self.y)] if finite else self.x
+        ranges = zip(self.settings, self.point, x.min(0), x.max(0), strict=True)
+        return {name: bool(low < at < high) if low < high else None for name, at, low, high in ranges}
 
     def at_edge(self) -> list[str]:
         return [name for name, inside in self.is_interior().items() if inside is False]
 
     def beside_divergence(self) -> list[str]:
         """Hyperparameters of which all values to one side of the settings diverged, if any were tried."""
-        if not self.trains():
-            return []
-        finite = _is_interior(self.point, self.x[np.isfinite(self.y)])
-        inside = zip(self.is_interior().items(), finite, strict=True)
-        return [name for (name, tried), trained in inside if tried and not trained]
+        trained = self.is_interior(finite=True)
+        return [name for name, tried in self.is_interior().items() if tried and not trained[name]]
 
     def moved(self) -> list[str]:
         """Hyperparameters in which the last search ended away from where it began."""
@@ -296,11 +299,6 @@ def _search(
 def search_size(k: int, config: TuneConfig) -> int:
     """The settings that a search of k hyperparameters tries: two on each side, and two to know their noise."""
     return min(4 * k + 2, config.trials) if k else 0
-
-
-def _is_interior(point: Array, x: Array) -> list[bool | None]:
-    ranges = zip(point, x.min(0), x.max(0), strict=True)
-    return [bool(low < at < high) if low < high else None for at, low, high in ranges]
 
 
 def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], float | None, int]:

@@ -12,7 +12,7 @@ import pandas as pd
 from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
-from lm.ablation.statistics import interval
+from lm.ablation.statistics import SAME, interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat
 from lm.report.pages import signed
@@ -64,27 +64,29 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     n, total = len(record.seeds), sum(counts.values())
     if counts["missing"]:
         yield Weakness(f"{counts['done']} of {total} runs are done.", "Verdicts can still change.")
+    if counts["failed"]:
+        yield Weakness(f"{counts['failed']} of {total} runs have failed.", "The same command makes them again.")
     if n == 1:
         yield Weakness("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < MIN_SEEDS:
         yield Weakness(f"There are only {n} seeds.", ROUGH)
     asked = results.asked()
     few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
-    pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few.drop_duplicates("name").itertuples())
+    pairs = ((row.name + row.at_equal, f"{row.name}{row.at_equal}: {row.n_seeds}") for row in few.itertuples())
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
+    equal = asked[(asked["n_seeds"] > 1) & (asked["sd"] <= SAME * asked["mean_difference"].abs())]
+    names = [row.name + row.at_equal for row in equal.itertuples()]
+    detail = "Seeds that change nothing are no sample: see that they reach the runs."
+    yield from _about("Differences are equal on all seeds", zip(names, names, strict=True), detail)
     if untuned := ", ".join(record.untuned()):
         yield Weakness(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
-    if added := ", ".join(_seeds_added(record)):
-        yield Weakness(f"Seeds were added after the ablation had ended (with {added}, now {n}).", PEEKED)
-    if dropped := ", ".join(_seeds_dropped(record)):
-        yield Weakness(f"Seeds were taken away after the ablation had ended ({dropped}).", PEEKED)
-    detail = "Settings, text or code have changed since they were made."
-    yield from _about("Finished runs no longer count", _replaced(results), detail)
 
 
 def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     """What the plan alone says, before anything is run."""
     yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
+    if record.asked_before:
+        yield Weakness(f"The question was asked before with some of these seeds: {record.asked_before}.", PEEKED)
     first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
     if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
         yield Weakness(
@@ -104,7 +106,7 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     yield from _about(
         "Tokens have more context in one arm than in the other",
         _unequal_contexts(record),
-        "Each arm is scored as it is trained, and more context alone lowers a loss.",
+        "Each arm is scored as it is trained, and more context alone lowers a loss; equal tokens may be unequal text.",
     )
     detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
     yield from _about("There are few search trials", _short_search(record), detail)
@@ -145,11 +147,6 @@ def _of_tuning(results: Results) -> Iterator[Weakness]:
         _noise_not_counted(results),
         "For k hyperparameters this needs 2k + 2 trials that did not diverge. The interval counts the seeds only.",
     )
-    yield from _about(
-        "The interval is narrower than that of the seeds alone",
-        _narrower(results),
-        "The noise of a trial is pooled over arms, which adds degrees of freedom; few seeds alone have fewer.",
-    )
 
 
 def _of_differences(results: Results) -> Iterator[Weakness]:
@@ -167,50 +164,34 @@ def _of_differences(results: Results) -> Iterator[Weakness]:
 # --- names of what has a weakness
 
 
-def _seeds_added(record: AblationRecord) -> list[str]:
-    """Planned looks are part of a design that keeps the level, so they are no reason for a warning."""
-    is_planned = all(design["looks"] == record.looks for design in record.designs_seen)
-    planned = [{*record.seeds[:n]} for n in record.looks if is_planned]
-    ended = [{*seeds} for seeds in record.analyses if len(seeds) > 1]
-    return [*map(str, sorted({len(seeds) for seeds in ended if seeds < {*record.seeds} and seeds not in planned}))]
-
-
-def _seeds_dropped(record: AblationRecord) -> list[str]:
-    seen = {seed for seeds in record.analyses if len(seeds) > 1 for seed in seeds}
-    return [*map(str, sorted(seen - {*record.seeds}))]
-
-
 def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
     """What earlier designs have otherwise, by key; an arm that is added makes no verdict easier.
 
-    Of seeds with which the ablation has ended, `_seeds_added` and `_seeds_dropped` tell.
+    Planned looks are part of a design that keeps the level: seeds that they add or spare are no change.
     """
     now, values = flat(design_of(record)), dict[str, list[str]]()
     for before in map(flat, record.designs_seen):
+        n = min(len(before["seeds"]), len(now["seeds"]))
+        is_look = before["looks"] == now["looks"] != [] and before["seeds"][:n] == now["seeds"][:n]
         for key in {**before, **now}:
-            is_told = key == "seeds" and before[key] in record.analyses
             is_new = key.startswith("arms.") and key not in before
-            if not is_told and not is_new and (before.get(key) or None) != (now.get(key) or None):
+            is_change = (before.get(key) or None) != (now.get(key) or None)
+            if is_change and not is_new and not (is_look and key == "seeds"):
                 values.setdefault(key, []).append(to_override_value(before.get(key) or None))
     for key, earlier in values.items():
         yield "", f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
 
 
-def _replaced(results: Results) -> Iterator[tuple[str, str]]:
-    """Runs that are missing now, and of which the folder has one that ended."""
-    runs = results.runs.drop_duplicates("run_dir")
-    ended = {*runs["run_dir"][runs["purpose"] == "unused"].str.replace(r"-\w+$", "", regex=True)}
-    for run in runs[runs["status"] == "missing"].itertuples():
-        if run.run_dir.rpartition("-")[0] in ended:
-            yield run.arm, f"{run.arm} seed {run.seed}"
-
-
 def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.pairs.items():
+        first, second = (record.arms[name] for name in pair)
         for key in ("data.seq_len", "data.document_mask"):
-            first, second = (to_override_value(record.arms[name].settings.get(key)) for name in pair)
-            if first != second:
-                yield pair[0], f"{' and '.join(pair)} ({key} {first} and {second})"
+            own, other = (to_override_value(arm.settings.get(key)) for arm in (first, second))
+            if own != other:
+                yield pair[0], f"{' and '.join(pair)} ({key} {own} and {other})"
+        if first.identity.get("tokenizer_hash") != second.identity.get("tokenizer_hash"):
+            share = f"{first.val_tokens / second.val_tokens:.2g}"
+            yield pair[0], f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
 
 
 def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
@@ -228,13 +209,6 @@ def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for name, n in numbers.items():
         if nothing_pooled or n < 1 + 2 * len(keys[name]):
             yield name, f"{name} ({n} for {' and '.join(keys[name])})"
-
-
-def _narrower(results: Results) -> Iterator[tuple[str, str]]:
-    for row in results.comparisons.itertuples():
-        alone = interval(row.differences, 1 - row.alpha)
-        if row.is_tuning_counted and alone and row.ci_high - row.ci_low < alone[1] - alone[0]:
-            yield row.name + row.at_equal, row.name + row.at_equal
 
 
 def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:

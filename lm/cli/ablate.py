@@ -90,11 +90,8 @@ def program(config: DictConfig) -> None:
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path}")
-    counts = results.counts()
-    if counts["failed"] or counts["missing"] or results.record.untuned():  # missing: what they start from has failed
-        sys.exit(1)
-    if ablation.exit_code == "verdict":
-        sys.exit(verdict_code(results))
+    if ablation.exit_code == "verdict" or not results.is_whole():
+        sys.exit(verdict_code(results) if results.is_whole() else 1)
 
 
 def prepare(flags: Namespace) -> list[str]:

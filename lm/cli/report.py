@@ -31,8 +31,8 @@ def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
     marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
     keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")]
-    folders, others = (words[:1], words[1:]) if keys else ([], words)
-    config = parse(ReportConfig, with_folders(folders, [*others, *settings], *keys))
+    named, others = (words[:1], words[1:]) if keys else ([], words)
+    config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
         return _judge(config, args)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
@@ -67,11 +67,12 @@ def run(args: list[str]) -> int:
 def print_series(path: Path, as_json: bool) -> int:
     """The verdicts of a series of questions. Raises UserError if there is no ledger."""
     from lm.ablation.ledger import read_ledger, series, series_table
+    from lm.ablation.report import plain
 
     if not path.is_file():
         raise UserError(f"ledger={path}: no such file; ablate writes one in the folder where it is called")
     frame = series(read_ledger(path))
-    print(frame.to_json(orient="records") if as_json else series_table(frame))
+    print(json.dumps(plain(frame.to_dict("records")), allow_nan=False) if as_json else series_table(frame))
     return 0
 
 
@@ -98,8 +99,11 @@ def print_results(results: "Results", as_json: bool) -> None:
 
 
 def verdict_code(results: "Results") -> int:
-    """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
+    """The exit code for the verdict of the one primary comparison: 1 if runs of the ablation have no result.
+
+    Raises UserError if there are several comparisons.
+    """
     contrasts = results.asked().query("family != 'interaction'")
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
-    return VERDICT_CODES[contrasts["verdict"].iloc[0]]
+    return VERDICT_CODES[contrasts["verdict"].iloc[0]] if results.is_whole() else 1

@@ -143,6 +143,7 @@ class AblationConfig(Question):
                 refuse(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_contrasts(self) -> None:
+        shapes = dict[tuple[tuple[str, float], ...], str]()
         for name, weights in self.contrasts.items():
             setting = f"ablation.contrasts.{name}"
             require(bool(re.fullmatch(NAME, name)) and name not in self.arms, setting, f"{NAMES}, that of no arm")
@@ -152,6 +153,10 @@ class AblationConfig(Question):
             require(is_contrast, f"{setting}={weights}", "two arms or more with weights other than 0, whose sum is 0")
             for arm in weights if is_contrast else ():
                 require_choice(setting, arm, tuple(self.arms))
+            if is_contrast:
+                shape = tuple((arm, round(weights[arm] / weights[min(weights)], 9)) for arm in sorted(weights))
+                require(shape not in shapes, f"{setting}={weights}", f"another sum than that of {shapes.get(shape)}")
+                shapes[shape] = name
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)

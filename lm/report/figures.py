@@ -1,13 +1,12 @@
 """How figures look, and how they become SVG. Without pyplot, which keeps global state and looks for a screen."""
 
-import functools
 import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import matplotlib
 from markupsafe import Markup, escape
@@ -29,23 +28,14 @@ STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK, "#8C510A", "#7B61FF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X"
-P = ParamSpec("P")
 Name = TypeVar("Name")
 
 
-def as_svg(draw: Callable[P, Figure | None]) -> Callable[P, str | None]:
-    """Make of a function that draws a figure one that returns it as SVG, its ids opening with the function's name.
-
-    None, where there is nothing to draw, stays None.
-    """
-
-    @functools.wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> str | None:
-        with matplotlib.rc_context(fname=STYLE):
-            figure = draw(*args, **kwargs)
-            return None if figure is None else svg(figure, draw.__name__)
-
-    return wrapper
+def as_svg(draw: Callable[..., Figure | None], *content: Any) -> str | None:
+    """What a function draws of this content as SVG, its ids opening with its name; None if that is nothing."""
+    with matplotlib.rc_context(fname=STYLE):
+        figure = draw(*content)
+        return None if figure is None else svg(figure, draw.__name__)
 
 
 def svg(figure: Figure, prefix: str) -> str:

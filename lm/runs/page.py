@@ -34,7 +34,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     if run.status == "broken":
         raise UserError(run.note)
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
-    svg = draw_curves(curves, (result.get("best") or {}).get("step"))
+    svg = as_svg(draw_curves, curves, (result.get("best") or {}).get("step"))
     by_role = result["n_params_by_role"].items() if result else ()
     context = {
         "title": run.name,
@@ -88,7 +88,6 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"
 
 
-@as_svg
 def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | None:
     losses = {name: curve(frame, name) for name in ("train/loss", "val/loss")}
     if not any(map(len, losses.values())):
