@@ -12,8 +12,9 @@ import yaml
 from conftest import ROOT
 
 from lm.cli.compose import compose
-from lm.cli.recipe import RECIPES, bytes_of, notes, recipe_of, with_recipe
+from lm.cli.recipe import bytes_of, notes, with_recipe
 from lm.config import RunConfig, UserError
+from lm.config.data import RECIPES, recipe_of
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
 

@@ -26,7 +26,7 @@ def command_prefix(command: str) -> list[str]:
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return ["python", "-m", "lm", command]
-    return ["python", f"scripts/{command}.py"] if started.suffix == ".py" else [NAME, command]
+    return ["python", str(started.with_name(f"{command}.py"))] if started.suffix == ".py" else [NAME, command]
 
 
 def command_line(command: str, *words: str) -> str:

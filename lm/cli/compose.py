@@ -22,6 +22,7 @@ from lm.config import RunConfig, UserError, require
 from lm.config.checks import build, error_prefix, expanded, reading, refuse, together
 from lm.config.identity import PLACES, is_runtime, key_of
 from lm.config.model import CLASSES
+from lm.data.paths import from_above
 from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
@@ -256,6 +257,7 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
         if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):
             saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
         run: RunConfig = build(RunConfig, saved)
+    run.data.path, run.data.val_path = (from_above(directory.path, own) for own in (run.data.path, run.data.val_path))
     tokenizer = directory.model / "tokenizer.json"
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
         run.tokenizer = replace(run.tokenizer, path=str(tokenizer))

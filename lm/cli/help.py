@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, get_args
 from lm.cli import command_prefix
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.cli.recipe import RECIPES
 from lm.config import RunConfig
+from lm.config.data import RECIPES
 from lm.system.terminal import to_override_value
 
 GROUPS = {

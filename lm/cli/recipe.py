@@ -19,33 +19,17 @@ from lm.cli.compose import composing
 from lm.cli.mistakes import CONFIGS
 from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
+from lm.config.data import RECIPES, recipe_of
 from lm.config.identity import REPLACED, key_of
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
-# Texts of at most so many bytes, and their recipe. Above the last, the default run.
-RECIPES = (
-    (20_000, "chars_10k"),
-    (60_000, "chars_30k"),
-    (200_000, "chars_100k"),
-    (700_000, "bpe_300k"),
-    (2_000_000, "bpe_1m"),
-)
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
 notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep
-
-
-def recipe_of(n_bytes: float) -> str:
-    """The experiment that suits a text of so many bytes.
-
-    >>> recipe_of(300_000), recipe_of(10**9)
-    ('bpe_300k', 'none')
-    """
-    return next((name for most, name in RECIPES if n_bytes <= most), "none")
 
 
 def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:

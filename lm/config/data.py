@@ -19,6 +19,23 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
 ORDERS = ("windows", "documents")
 TOKENIZERS = ("bpe", "char", "byte", "file")
 OTHER_CACHE = "data.cache_dir=DIR keeps the tokens elsewhere"
+# Texts of at most so many bytes, and their recipe. Above the last, the default run.
+RECIPES = (
+    (20_000, "chars_10k"),
+    (60_000, "chars_30k"),
+    (200_000, "chars_100k"),
+    (700_000, "bpe_300k"),
+    (2_000_000, "bpe_1m"),
+)
+
+
+def recipe_of(n_bytes: float) -> str:
+    """The experiment that suits a text of so many bytes.
+
+    >>> recipe_of(300_000), recipe_of(10**9)
+    ('bpe_300k', 'none')
+    """
+    return next((name for most, name in RECIPES if n_bytes <= most), "none")
 
 
 def default_cache() -> str:
@@ -106,7 +123,9 @@ class TokenizerConfig:
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             refuse(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
         if self.kind != "bpe" and self.vocab_size is not None:
-            refuse(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
+            refuse(
+                f"tokenizer.vocab_size={self.vocab_size}: is for tokenizer=bpe; tokenizer.kind={self.kind} has its own"
+            )
         if self.kind == "file" and self.path is None:
             refuse("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
         if self.kind != "file" and self.path is not None:

@@ -89,6 +89,15 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     return {file.relative_to(root).as_posix(): file for file in chosen}
 
 
+def from_above(run_dir: Path, path: str | None) -> str | None:
+    """A relative path that leads nowhere, from the nearest folder above the run from which it leads somewhere: that is
+    where training was started. The hash of the text is compared anyway."""
+    if path is None or Path(path).exists():
+        return path
+    above = (folder / path for folder in run_dir.resolve().parents)
+    return next((str(place) for place in above if place.exists()), path)
+
+
 def _literal_part(pattern: Path) -> Path:
     """The folders with which a glob begins: those without a wildcard, or that exist as they stand, such as `a [1]`."""
     root = Path()

@@ -86,7 +86,7 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
 def _check_column(column: str, columns: Iterable[str]) -> None:
     if (n := [*columns].count(column)) != 1:
         what = "the columns are" if n == 0 else f"{n} columns have this name:"
-        raise UserError(f"data.column={column}: {what} {', '.join(columns)}")
+        raise UserError(f"data.column={column}: {what} {', '.join(columns):.200}")
 
 
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
@@ -128,9 +128,7 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
             for cells in reader:
                 is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
                 if not columns and not is_blank:
-                    columns = cells
-                    if len(columns) == 1 and ";" in columns[0]:
-                        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
+                    columns = _header(file, cells)
                     _check_column(column, columns)
                 elif not is_blank:
                     if number == 0:
@@ -148,6 +146,12 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
             raise UserError(f"{file}: row {number} (line {line}): not CSV ({error}); {advice}") from error
     if not columns:
         raise UserError(f"{file}: is empty; expected a line with the names of the columns")
+
+
+def _header(file: Path | str, cells: list[str]) -> list[str]:
+    if len(cells) == 1 and ";" in cells[0]:
+        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
+    return cells
 
 
 def _delimiter(file: Path | str) -> str:
@@ -174,7 +178,7 @@ def columns_of(file: Path, kind: str) -> list[str]:
         elif kind == "csv":
             lines = io.StringIO(content.read(BLOCK).decode("utf-8-sig", errors="ignore"))
             rows = [*islice(filter(any, csv.reader(lines, delimiter=_delimiter(file))), 2)]
-            first = dict(zip(rows[0], rows[-1], strict=False)) if rows else {}
+            first = dict(zip(_header(file, rows[0]), rows[-1], strict=False)) if rows else {}
         else:
             start = content.read(BLOCK).decode("utf-8-sig", errors="ignore").lstrip("[ \t\r\n")
             first = json.JSONDecoder().raw_decode(start)[0] if start else {}

@@ -12,6 +12,7 @@ import numpy as np
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import build, reading
+from lm.data.paths import from_above
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData, encode_whole, prepare
 from lm.system.files import read_yaml
@@ -45,15 +46,6 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
     if not Path(os.path.expanduser(config.cache_dir), "tokens").is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return config, tokenizer, hashes
-
-
-def from_above(run_dir: Path, path: str | None) -> str | None:
-    """A relative path that leads nowhere, from the nearest folder above the run from which it leads somewhere: that is
-    where training was started. The hash of the text is compared anyway."""
-    if path is None or Path(path).exists():
-        return path
-    above = (folder / path for folder in run_dir.resolve().parents)
-    return next((str(place) for place in above if place.exists()), path)
 
 
 def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, np.ndarray]:

@@ -45,8 +45,16 @@ def find_runs(folder: Path) -> list[FoundRun]:
         raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
     if not (places := folders_with(MARKS, folder)):
         raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
-    bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
+    results = {name: (place / "result.json") for name, place in places.items()}
+    first = {_identity(path): name for name, path in reversed(results.items())}  # a run that is linked is listed once
+    own = {name: place for name, place in places.items() if first[_identity(results[name])] == name}
+    bar = tqdm(own.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
     return [read_run(place, name) for name, place in bar]
+
+
+def _identity(path: Path) -> tuple[int, int] | Path:
+    """Of a file, by whatever name; of one that is not there, its path."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else path
 
 
 def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
@@ -87,7 +95,8 @@ def read_run(path: Path, name: str) -> FoundRun:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
-        outcome, made = files.read(), files.steps()
+        saved = (int(path.stem.partition("-")[2]) for path in place.checkpoints.glob("step-*.ckpt"))
+        outcome, made = files.read(), max(files.steps(), *saved, 0)
     except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
     planned = settings.get("trainer.max_steps")

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm.config import RunConfig, UserError
+from lm.config.data import recipe_of
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.system.terminal import duration, is_first_process, printable, sparkline
@@ -24,7 +25,6 @@ FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
-SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
 log = logging.getLogger(__name__)
 
@@ -103,24 +103,26 @@ def log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> None
     bits, baseline = result["val_bpb"], data.baselines.get("ngram", math.inf)
     if bits > baseline and not run.data.overfit_batches:
         comparison = "%.3f bits per byte are more than the %.3f of an n-gram model of this text: %s; try %s"
-        log.warning(comparison, bits, baseline, *_likely_cause(run, len(data.train), result))
+        log.warning(comparison, bits, baseline, *_likely_cause(run, data, result))
 
 
-def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[str, str]:
-    tokens, n_params = result["tokens"], result["n_params"]
+def _likely_cause(run: RunConfig, data: TextData, result: dict[str, Any]) -> tuple[str, str]:
+    tokens, n_params, n_text = result["tokens"], result["n_params"], len(data.train)
     good = DROPOUT_EPOCHS if run.model.dropout else GOOD_EPOCHS
     epochs, enough = tokens / n_text, min(good * n_text, TOKENS_PER_PARAMETER * n_params)
     often = f"it was read {epochs:.1f} times, which is too often"
-    if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
-        return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
+    if tokens < enough:
+        return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
+    recipe = recipe_of(n_text * data.val_bytes / max(len(data.val), 1))
+    has_none = run.tokenizer.kind == "bpe" and not (run.model.dropout or run.init_from)
+    if has_none and epochs > GOOD_EPOCHS and recipe != "none":
+        return often, f"experiment={recipe}"
     if epochs > MANY_EPOCHS and run.model.dropout and run.loss_temperature == 1:
         return f"read {epochs:.1f} times, it makes a model too sure of itself", "loss_temperature=0.75"
     if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
         return f"a text of {n_text:,} tokens is short", "a longer one"
     if epochs > MANY_EPOCHS:
         return often, _length(run, GOOD_EPOCHS * n_text, tokens)
-    if tokens < enough:
-        return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
     larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"
     return f"the model is small, {n_params:,} parameters", larger
 
