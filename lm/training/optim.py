@@ -2,13 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.adamw import adamw as fused_adamw
 
 from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
@@ -100,7 +99,7 @@ def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
     return x
 
 
-class Muon(Optimizer):
+class Muon(AdamW):
     """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, fused AdamW for the others.
 
     Muon is momentum SGD whose updates are orthogonalised: an update changes a weight matrix by the same amount in every
@@ -109,7 +108,8 @@ class Muon(Optimizer):
     has native support for it, else in full precision: on the default model a step takes 0.2 to 0.8 of the time,
     depending on the CPU (docs/performance.md, Training).
 
-    Parameters of Muon groups are 2-D. Both kinds keep their average of gradients under `exp_avg`.
+    Parameters of Muon groups are 2-D; a step sets their gradients to None. Both kinds keep their average of gradients
+    under `exp_avg`.
     """
 
     def __init__(
@@ -119,49 +119,24 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
-        # load_state_dict moves AdamW's `step` to the parameter's device where a group says that it is fused
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
+        super().__init__(groups, lr, betas, eps, weight_decay=0.0, fused=True)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            (self._muon_step if "ns_steps" in group else self._adamw_step)(group, parameters)
-        return loss
-
-    def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for parameter in parameters:
-            if not self.state[parameter]:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-        (beta1, beta2), states = group["betas"], [self.state[parameter] for parameter in parameters]
-        fused_adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],  # of AMSGrad
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+            if "ns_steps" in group:
+                parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+                self._muon_step(group, parameters)
+                for parameter in parameters:
+                    parameter.grad = None  # AdamW leaves out what has no gradient
+        super().step()
 
     def _muon_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for shape, matrices in _by_shape(parameters).items():
             for matrix in matrices:
-                if not self.state[matrix]:
-                    self.state[matrix] = {"exp_avg": torch.zeros_like(matrix)}
+                if not self.state[matrix]:  # load_state_dict of AdamW expects a step
+                    self.state[matrix] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(matrix)}
             gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
             averages = [self.state[matrix]["exp_avg"] for matrix in matrices]
             torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
