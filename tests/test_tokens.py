@@ -198,16 +198,9 @@ def test_encoding_in_chunks_is_the_same(
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
 
-def test_text_without_spaces_is_encoded_in_pieces_or_its_memory_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(encoding, "LONG", 1 << 14)
+def test_text_without_spaces_is_encoded_in_pieces() -> None:
     for text in ('{"a1":"xyz"},' * 3000, base64.b64encode(b"\0\1\xfe" * 9999).decode(), "今天、你好。" * 5000):
         assert max(len(chunk) for chunk, _ in chunks([(text, True)], encoding.WORD_END)) < 9000
-        list(encode(TRAINED, stored(tmp_path, [("a", text)]).whole()))
-    assert caplog.messages == []
-    list(encode(TRAINED, stored(tmp_path, [("a", "acgt" * 5000)]).whole(), "encoding"))
-    assert "GB of memory" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
