@@ -7,7 +7,6 @@ ordinary characters.
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -212,13 +211,16 @@ class Tokenizer:
 
 @contextmanager
 def _refusing_panics() -> Iterator[None]:
-    """Raise UserError for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
+    """Raise UserError for a panic of the library, as for a malformed file or a pattern that takes too long.
+
+    It is a BaseException, and the library prints a message of its own.
+    """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
+        raise UserError(f"tokenizer: its library gives up ({str(error).splitlines()[0]})") from error
 
 
 def _template_token(post_processor: dict[str, Any] | None) -> str | None:
@@ -230,19 +232,6 @@ def _template_token(post_processor: dict[str, Any] | None) -> str | None:
     return None
 
 
-@contextmanager
-def _muted() -> Iterator[None]:
-    """A context in which nothing reaches standard error, also what a library writes there by itself."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
 def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     """Read a tokenizer.json. Raises UserError naming the file if it is missing or damaged.
 
@@ -251,14 +240,11 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     lm.config.checks.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        with _muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
-            backend = tokenizers.Tokenizer.from_str(text)
+        with _refusing_panics():
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    except Exception as error:
         raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
     with error_prefix(str(path)):
         tokenizer = Tokenizer(backend, eot)
