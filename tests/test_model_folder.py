@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from lm.cli import export
 from lm.config import UserError
 from lm.config.identity import config_hash
+from lm.data.tokenizer import byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
-from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.formats.base import model_folder
 from lm.formats.card import write_card
 from lm.formats.folder import load_model, save_model
@@ -80,7 +80,7 @@ def test_a_model_is_saved_and_loaded_without_a_second_copy(tmp_path: Path) -> No
 import resource, sys
 from pathlib import Path
 from lm import HeadConfig, ModelConfig, Transformer
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 
 def growth(work):

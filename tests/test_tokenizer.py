@@ -19,9 +19,8 @@ from tokenizers import Tokenizer as Backend
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import encoding
 from lm.data.encoding import encode, sample
-from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
+from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
 from lm.data.tokens import prepare
-from lm.data.vocabulary import build_tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.texts import stored
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))

@@ -28,9 +28,8 @@ from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
 from lm.data.text import excess, overlap, read, split
-from lm.data.tokenizer import load_tokenizer
+from lm.data.tokenizer import byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
 from lm.data.tokens import encode_whole, prepare
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import Listed, documents, stored, texts
 

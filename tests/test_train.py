@@ -30,9 +30,8 @@ from lm.config import (
     ValidationConfig,
 )
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import Transformer

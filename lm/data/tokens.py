@@ -27,8 +27,7 @@ from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, s
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, excess, overlap, published, read, split
-from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
-from lm.data.vocabulary import build_tokenizer
+from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
 FORMAT = 9  # of the folder; a change causes folders to be built again
