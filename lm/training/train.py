@@ -28,12 +28,11 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
-from lm.training.forecast import decide, steps_of_minutes
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import lr_factor
 from lm.training.progress import Progress, log_baseline, log_end, log_epochs, log_warnings, shows_bar
-from lm.training.resolve import build_model, least_bytes
+from lm.training.resolve import build_model, decide, least_bytes, time_run
 from lm.training.result import build_result, final_model, save_unfinished, size_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, last_samples
@@ -75,7 +74,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         run = decide(run, data)  # this machine may lack what the run was begun with
         if run.max_minutes is not None:
             settings["max_minutes"] = run.max_minutes
-            trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
+            trainer = replace(run.trainer, max_steps=steps or time_run(run, data)[0])
             run = replace(run, max_minutes=None, trainer=trainer)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
