@@ -20,6 +20,7 @@ from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
+from lm.formats.base import read_base
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
 from lm.inference.evaluate import validate
@@ -28,7 +29,7 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
-from lm.training.init_from import load_init_weights, pin_init_weights
+from lm.training.init_from import load_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import lr_factor
 from lm.training.progress import Progress, log_baseline, log_end, log_epochs, log_warnings, shows_bar
@@ -54,7 +55,9 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
     the same call then resumes the run.
     """
-    run = pin_init_weights(run)
+    run.check_init()
+    if run.init_from and not run.init_sha256:  # the hash of the weights is part of the identity of the run
+        run = replace(run, init_sha256=read_base(run.init_from).sha256)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
