@@ -26,7 +26,7 @@ from lm.config.data import OTHER_CACHE, TABLES
 from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, sample, stretches
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, excess, overlap, published, read, split
+from lm.data.text import Text, overlap, published, read, split
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
@@ -167,12 +167,9 @@ def _write_encoded(
 ) -> None:
     """The text is read once, into a file that is removed afterwards, and encoded from there."""
     texts = _read_all(sources, folder, config, quiet)
-    if len(texts) == 1:
-        train, val, data_hash = split(texts[0], config.val_fraction, config.val_max_bytes)
-        val_hash = None
-    else:
-        train, val, data_hash = published(*texts)
-        val_hash = texts[1].hash
+    has_val = len(texts) == 2
+    parts = published(*texts) if has_val else split(texts[0], config.val_fraction, config.val_max_bytes)
+    train, val, data_hash, uncut = parts
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
@@ -180,21 +177,21 @@ def _write_encoded(
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
     used = [b"".join(stretches(part, most, STRETCH)) for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_hash}
+    meta: dict[str, Any] = {"hash": data_hash, "val_hash": texts[1].hash if has_val else None}
     meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val)}
-    meta |= {"notes": _notes(texts, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
+    meta |= {"notes": _notes(texts, uncut, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
     for text in texts:
         text.path.unlink()
     _write_meta(folder, tokenizer, meta, *used)
 
 
-def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """What the user is told of a text each time that its tokens are opened."""
+def _notes(texts: list[Text], uncut: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """What the user is told of a text each time that its tokens are opened; `uncut` is the share from `split`."""
     notes = []
-    if len(texts) == 1 and (share := excess(texts[0], config.val_fraction, config.val_max_bytes)):
+    if uncut:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
         notes.append(
-            f"data: whole documents for validation would be {100 * share:.0f} % of the text, so the last of them is cut"
+            f"data: whole documents for validation would be {100 * uncut:.0f} % of the text, so the last of them is cut"
             f" to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
     for word in sorted({EOT, tokenizer.eot_token}):
