@@ -63,7 +63,8 @@ def test_a_head_saved_before_untying_is_what_was_trained(tied: bool, tmp_path: P
 
 
 def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path: Path) -> None:
-    floats, integers = (torch.float64, torch.float32, torch.float16, torch.bfloat16), (torch.int64, torch.int8)
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+    integers = (torch.int64, torch.int8, torch.uint16)
     tensors = {f"{kind}é": (torch.arange(6).reshape(2, 3).T - 1).to(kind) for kind in (*floats, *integers, torch.bool)}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 2), "odd": torch.ones(3, dtype=torch.uint8)}
     write_weights(tmp_path / "x.safetensors", tensors)
