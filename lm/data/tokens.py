@@ -136,16 +136,6 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     return text
 
 
-def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bool) -> list[Text]:
-    """The training text and the validation text, if it is one of its own, which data.max_bytes does not limit.
-
-    It is read first: a mistake in it is found before a long reading.
-    """
-    whole = replace(config, max_bytes=None)
-    val = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
-    return [_read(sources[0], folder / "text", config, quiet), *val]
-
-
 # --- the folder
 
 
@@ -165,11 +155,18 @@ def _is_whole(folder: Path) -> bool:
 def _write_encoded(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
 ) -> None:
-    """The text is read once, into a file that is removed afterwards, and encoded from there."""
-    texts = _read_all(sources, folder, config, quiet)
-    has_val = len(texts) == 2
-    parts = published(*texts) if has_val else split(texts[0], config.val_fraction, config.val_max_bytes)
-    train, val, data_hash, uncut = parts
+    """The text is read once, into a file that is removed afterwards, and encoded from there.
+
+    A validation text of its own, which data.max_bytes does not limit, is read first: a mistake in it is found before a
+    long reading.
+    """
+    whole = replace(config, max_bytes=None)
+    val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
+    texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
+    if val_texts:
+        train, val, data_hash, uncut = published(*texts)
+    else:
+        train, val, data_hash, uncut = split(texts[0], config.val_fraction, config.val_max_bytes)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
@@ -177,7 +174,7 @@ def _write_encoded(
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
     used = [b"".join(stretches(part, most, STRETCH)) for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    meta: dict[str, Any] = {"hash": data_hash, "val_hash": texts[1].hash if has_val else None}
+    meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
     meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val)}
     meta |= {"notes": _notes(texts, uncut, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
     for text in texts:

@@ -40,7 +40,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
-    record = base.record(run.init_from)
+    record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
+    record |= {"steps": base.steps, "tokens": base.tokens}
     if not is_first_process(run.trainer.world_size):
         return record, tokenizer.chat
 

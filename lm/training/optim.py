@@ -13,8 +13,6 @@ from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
 from lm.system.device import has_native_bf16
 
-MIN_PEAK_LR_FACTOR = 0.8  # a run whose learning rate peaks below this fraction of optim.lr has too long a warm-up
-
 
 def lr_factor(step: int, total: float, config: OptimConfig) -> float:
     """The learning rate at `step` of `total` as a fraction of its peak: a linear warm-up times a decay."""
@@ -23,11 +21,6 @@ def lr_factor(step: int, total: float, config: OptimConfig) -> float:
     progress = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
     decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[config.decay]
     return warm_up * (config.final_lr_fraction + (1 - config.final_lr_fraction) * decay)
-
-
-def peak_lr_factor(total: int, config: OptimConfig) -> float:
-    """The largest `lr_factor` of a run of `total` steps: below 1 if the warm-up overlaps the decay."""
-    return max(lr_factor(step, total, config) for step in range(0, total, max(1, total // 1000)))
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
@@ -125,15 +118,16 @@ class Muon(AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
         for group in self.param_groups:
             if "ns_steps" in group:
-                parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-                self._muon_step(group, parameters)
-                for parameter in parameters:
-                    parameter.grad = None  # AdamW leaves out what has no gradient
+                self._muon_step(group)
         super().step()
 
-    def _muon_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _muon_step(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for shape, matrices in _by_shape(parameters).items():
+        by_shape = defaultdict(list)  # (rows, columns), transposed where needed so that rows <= columns
+        for matrix in parameters:
+            by_shape[torch.Size(sorted(matrix.shape))].append(matrix)
+        for shape, matrices in by_shape.items():
             for matrix in matrices:
                 if not self.state[matrix]:  # load_state_dict of AdamW expects a step
                     self.state[matrix] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(matrix)}
@@ -148,11 +142,4 @@ class Muon(AdamW):
                 rows, columns = matrix.shape
                 update = update if matrix.shape == shape else update.mT
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-
-
-def _by_shape(matrices: Iterable[Tensor]) -> dict[torch.Size, list[Tensor]]:
-    """Matrices grouped by (rows, columns), transposed where needed so that rows <= columns."""
-    groups = defaultdict(list)
-    for matrix in matrices:
-        groups[torch.Size(sorted(matrix.shape))].append(matrix)
-    return dict(groups)
+                matrix.grad = None  # AdamW leaves out what has no gradient

@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     """The run with every `auto` decided for this machine. Raises UserError for what this machine cannot do."""
-    trainer = run.trainer
-    _check_torchrun(trainer.world_size)
-    name = trainer.accelerator
+    trainer, name, started = run.trainer, run.trainer.accelerator, os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(trainer.world_size):
+        product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
+        raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
     device = best_device() if name in ("auto", "gpu") else name
     available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[device]:
@@ -96,13 +97,6 @@ def is_compiled(run: RunConfig, vocab_size: int) -> bool:
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     return 6 * n_params(net) * run.steps * run.tokens_per_step >= LONG_FLOPS[run.trainer.accelerator]
-
-
-def _check_torchrun(world_size: int) -> None:
-    started = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(world_size):
-        product = f"trainer.devices * trainer.num_nodes is {world_size}"
-        raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
