@@ -16,8 +16,8 @@ from torch import Tensor
 from lm.cli import export
 from lm.config import EvaluateConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
+from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.data.vocabulary import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer

@@ -29,8 +29,7 @@ from lm.cli.evaluate import score
 from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, TokenizerConfig, UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
-from lm.data.tokenizer import Tokenizer
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import Tokenizer, byte_tokenizer
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
@@ -116,7 +115,7 @@ def test_a_run_without_cache_has_its_own_tokenizer(
 ) -> None:
     expected = evaluate_run(asked(place))
     shutil.move(place / "cache", tmp_path / "cache")
-    monkeypatch.setattr("lm.data.vocabulary.train_bpe", None)
+    monkeypatch.setattr("lm.data.tokenizer.train_bpe", None)
     assert evaluate_run(asked(place)) == expected
 
 

@@ -21,18 +21,18 @@ from lm.system.files import (
     atomic_file,
     read_csv,
     read_json,
-    read_json_lines,
     read_yaml,
     remove_partial,
     write_json,
 )
+from lm.training.run_directory import read_samples
 from tests.faults.inject import Injection
 from tests.helpers.runs import PROCESSES
 
 
 def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"ste\n{"step": 2}\n{"st')
-    assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
+    assert read_samples(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
     (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
     assert read_csv(tmp_path / "a.csv", whole=False) == [{"step": "1", "tokens": "100"}]
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import UserError
-from lm.data.tokenizer import Tokenizer
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.inference.decode import Sampling, decode, window_start
 from lm.inference.generate import generate, likeliest, stream
 from lm.model.transformer import Transformer

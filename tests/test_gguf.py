@@ -17,8 +17,7 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import UserError
-from lm.data.tokenizer import Chat, Tokenizer
-from lm.data.vocabulary import byte_tokenizer, train_bpe
+from lm.data.tokenizer import Chat, Tokenizer, byte_tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.formats.gguf import export_gguf
 from lm.model.transformer import Transformer

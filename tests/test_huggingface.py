@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from lm.config import UserError
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.architectures import SYNONYMS
 from lm.formats.folder import load_model, save_model

@@ -20,8 +20,7 @@ from conftest import ROOT, TEXT, TINY_RUN, Outcome
 
 from lm import generate
 from lm.config import UserError
-from lm.data.tokenizer import Tokenizer
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.formats.huggingface import export
 from lm.inference.decode import GREEDY, Sampling
 from lm.look.runs import LoadedModel, described_run, load

@@ -11,7 +11,7 @@ from conftest import HEADS, SEQ, TEXT, tiny
 from torch import Tensor
 
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.folder import load_model
 from lm.formats.huggingface import export

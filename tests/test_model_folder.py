@@ -17,15 +17,14 @@ from safetensors.torch import load_file
 from lm.cli import export
 from lm.config import UserError
 from lm.config.identity import config_hash
+from lm.data.tokenizer import byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
-from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.formats.base import model_folder
 from lm.formats.card import write_card
 from lm.formats.folder import load_model, save_model
 from lm.formats.weights import write_weights
 from lm.inference.generate import generate
 from lm.system.files import read_json, write_json
-from lm.training.init_from import pin_init_weights
 from lm.training.train import train
 
 BYTE = byte_tokenizer()
@@ -64,7 +63,8 @@ def test_a_head_saved_before_untying_is_what_was_trained(tied: bool, tmp_path: P
 
 
 def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path: Path) -> None:
-    floats, integers = (torch.float64, torch.float32, torch.float16, torch.bfloat16), (torch.int64, torch.int8)
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+    integers = (torch.int64, torch.int8, torch.uint16)
     tensors = {f"{kind}é": (torch.arange(6).reshape(2, 3).T - 1).to(kind) for kind in (*floats, *integers, torch.bool)}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 2), "odd": torch.ones(3, dtype=torch.uint8)}
     write_weights(tmp_path / "x.safetensors", tensors)
@@ -80,7 +80,7 @@ def test_a_model_is_saved_and_loaded_without_a_second_copy(tmp_path: Path) -> No
 import resource, sys
 from pathlib import Path
 from lm import HeadConfig, ModelConfig, Transformer
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 
 def growth(work):
@@ -208,7 +208,7 @@ def test_the_words_of_a_card_give_its_run_and_it_names_the_start(
         result = train(composed(*words, f"run_dir={name}"))[1]
         text = exported(name, f"{name}-out")
         (block,) = re.findall(r"at hand under these names.*?```\n(.*?)```", text, re.DOTALL)
-        run = pin_init_weights(composed(*block.splitlines()))
+        run = composed(*block.splitlines())
         data = prepare(run.data, run.tokenizer)
         assert config_hash(run, data.hash, data.tokenizer.hash) == result["config_hash"], name
         assert str(tmp_path) not in text

@@ -20,8 +20,7 @@ from tokenizers import normalizers
 
 from lm import generate, load_model
 from lm.config import UserError
-from lm.data.tokenizer import Tokenizer
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.formats.page import export_page
 from lm.inference.decode import decode

@@ -24,9 +24,8 @@ from lm.config import (
 )
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
-from lm.training.forecast import forecast
 from lm.training.progress import log_epochs
-from lm.training.resolve import build_model
+from lm.training.resolve import build_model, forecast
 from lm.training.train import train
 from tests.helpers.models import equal, weights
 from tests.helpers.runs import change, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at

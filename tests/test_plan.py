@@ -243,7 +243,7 @@ def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.Monk
         threads.append(torch.get_num_threads())
         return nullcontext()
 
-    monkeypatch.setattr("lm.training.forecast.fast_attention", spy)
+    monkeypatch.setattr("lm.training.resolve.fast_attention", spy)
     before = torch.get_num_threads()
     time_steps(plan.arms.values())
     torch.set_num_threads(before)

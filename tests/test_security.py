@@ -16,7 +16,7 @@ from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
 
 from lm.config import UserError
 from lm.config.checks import without_secrets
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.inference.evaluate import Scores
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer

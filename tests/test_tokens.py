@@ -27,10 +27,9 @@ from lm.data import encoding, sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
-from lm.data.text import excess, overlap, read, split
-from lm.data.tokenizer import load_tokenizer
+from lm.data.text import overlap, read, split
+from lm.data.tokenizer import byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
 from lm.data.tokens import encode_whole, prepare
-from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import Listed, documents, stored, texts
 
@@ -104,7 +103,7 @@ def test_the_end_of_a_single_text_is_held_out_by_characters_up_to_the_limit(
 
 def test_documents_added_later_move_no_others(folder: Path) -> None:
     def sides(pairs: list[tuple[str, str]]) -> tuple[set[str], set[str]]:
-        train, val, _ = split(stored(folder, pairs), 0.1, None)
+        train, val, *_ = split(stored(folder, pairs), 0.1, None)
         return set(texts(train)), set(texts(val))
 
     everything = [(f"file{i}.py", f"text {i}") for i in range(2000)]
@@ -151,8 +150,7 @@ def test_of_documents_far_beyond_the_fraction_the_last_one_is_cut(
 ) -> None:
     pairs = [(str(i), f"{i}{letter * n}") for i, (letter, n) in enumerate(letters)]
     whole = stored(folder, pairs)
-    train, val, data_hash = split(whole, fraction, limit)
-    share = excess(whole, fraction, limit)
+    train, val, data_hash, share = split(whole, fraction, limit)
     assert share == 0 or share > 2 * fraction
     assert 0 < val.n_bytes <= max((1 if share else 2) * fraction * whole.size, 4)
     assert 0 < train.n_bytes == whole.size - val.n_bytes
@@ -168,7 +166,7 @@ def test_of_documents_far_beyond_the_fraction_the_last_one_is_cut(
 
 def test_texts_on_both_sides_are_counted(folder: Path) -> None:
     pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
-    train, val, _ = split(stored(folder, pairs), 0.3, None)
+    train, val, *_ = split(stored(folder, pairs), 0.3, None)
     both = [text for text in texts(val) if text in set(texts(train))]
     shared = overlap(train, val)
     assert (shared["n_documents"], shared["of"]) == (len(both), len(texts(val)))
@@ -198,16 +196,9 @@ def test_encoding_in_chunks_is_the_same(
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
 
-def test_text_without_spaces_is_encoded_in_pieces_or_its_memory_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(encoding, "LONG", 1 << 14)
+def test_text_without_spaces_is_encoded_in_pieces() -> None:
     for text in ('{"a1":"xyz"},' * 3000, base64.b64encode(b"\0\1\xfe" * 9999).decode(), "今天、你好。" * 5000):
         assert max(len(chunk) for chunk, _ in chunks([(text, True)], encoding.WORD_END)) < 9000
-        list(encode(TRAINED, stored(tmp_path, [("a", text)]).whole()))
-    assert caplog.messages == []
-    list(encode(TRAINED, stored(tmp_path, [("a", "acgt" * 5000)]).whole(), "encoding"))
-    assert "GB of memory" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)

@@ -14,7 +14,7 @@ from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import nn
 
 from lm.config import OptimConfig, UserError, foreign_classes
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.model import Transformer

@@ -29,10 +29,9 @@ from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
-from lm.training.forecast import bare_step
 from lm.training.init_from import copy_weights
 from lm.training.optim import step_flops
-from lm.training.resolve import n_batches, resolve
+from lm.training.resolve import bare_step, n_batches, resolve
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters

@@ -54,7 +54,7 @@ def program(config: DictConfig) -> float | None:
         check_paths(run.data, run.tokenizer)
         tell(run.data)
         if run.plan_only:
-            from lm.training.forecast import forecast
+            from lm.training.resolve import forecast
 
             run.check_init()
             if (future := forecast(run)) is not None:

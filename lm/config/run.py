@@ -228,5 +228,10 @@ class RunConfig:
 
     def check_init(self) -> None:
         """Raise UserError if the run needs an init_from and has none."""
-        if self.model.linear == "lora" and self.init_from is None:
+        if self.init_from is not None:
+            return
+        if self.model.linear == "lora":
             refuse("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+        for key in ("init_sha256", "init_tied_matrix"):
+            if (value := getattr(self, key)) is not None:
+                refuse(f"{key}={value}: is for a run with init_from")

@@ -2,11 +2,8 @@
 
 import codecs
 import itertools
-import logging
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -15,15 +12,11 @@ from lm.config import UserError
 from lm.data.text import Part, progress
 from lm.data.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 GROUP = 1 << 20  # characters that are handed to all its threads: enough for 64, and little memory on any machine
 IDS = 1 << 16  # ids that are decoded at a time
 SAMPLE = 1 << 25  # bytes of text from which BPE is trained
 SAMPLE_CHUNK = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced chunks
-LONG = 1 << 24  # characters without a place to cut: encoded at once they may fill the memory
-BYTES_EACH = 100  # of memory that the library takes for each of them
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
 SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 # Where a word of ByteLevel ends as well: between letter and digit, or before a sign, in ASCII and ideographs.
@@ -67,40 +60,21 @@ def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAF
 def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
     """Yield the ids of a part in arrays, end of text before each document.
 
-    The tokenizer works on all cores while the ids of the group before are written. Raises UserError where it loses
-    text: bits per byte would be wrong.
+    Raises UserError where the tokenizer loses text: bits per byte would be wrong.
     """
     splittable = WORD_END if tokenizer.has_plain_words else SAFE_CUT if tokenizer.splittable else None
     cut = ANYWHERE if tokenizer.divisible else splittable
-
-    def checked_ids(texts: list[str]) -> list[list[int]]:
-        ids = tokenizer.encode_all(texts)
-        if not tokenizer.is_lossless:
-            _compare(texts, tokenizer.decode_all(ids))
-        return ids
-
-    def joined(group: list[tuple[str, bool]], ids: list[list[int]]) -> np.ndarray:
-        flat: list[int] = []
-        for (text, first), chunk in zip(group, ids, strict=True):
-            flat += [*tokenizer.separator, *chunk] if first else chunk
-            bar.update(len(text.encode()))
-        return np.array(flat, dtype=tokenizer.dtype)
-
-    with (
-        progress(part.n_bytes, label, quiet) as bar,
-        ThreadPoolExecutor(2) as pool,  # the ids of a group are taken out while the next one is encoded
-    ):
-        waiting = deque[tuple[list[tuple[str, bool]], Future[list[list[int]]]]]()
+    with progress(part.n_bytes, label, quiet) as bar:
         for group in _groups(chunks(decoded(part), cut)):
-            if (longest := max(len(text) for text, _ in group)) > LONG:
-                size = f"{longest / 1e6:.0f} million characters of text without a place where it can be cut"
-                log.warning("%s: %s take about %.1f GB of memory", label, size, longest * BYTES_EACH / 1e9)
-            waiting.append((group, pool.submit(checked_ids, [text for text, _ in group])))
-            if len(waiting) > 2:
-                first, ids = waiting.popleft()
-                yield joined(first, ids.result())
-        for first, ids in waiting:
-            yield joined(first, ids.result())
+            texts = [text for text, _ in group]
+            ids = tokenizer.encode_all(texts)
+            if not tokenizer.is_lossless:
+                _compare(texts, tokenizer.decode_all(ids))
+            flat: list[int] = []
+            for (text, first), chunk in zip(group, ids, strict=True):
+                flat += [*tokenizer.separator, *chunk] if first else chunk
+                bar.update(len(text.encode()))
+            yield np.array(flat, dtype=tokenizer.dtype)
 
 
 def decoded_documents(tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[str]:
@@ -108,20 +82,11 @@ def decoded_documents(tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[str]:
 
     Each document is decoded by itself, because a decoder may drop a space where a text begins.
     """
-    group, size, stops = list[list[int]](), 0, list(tokenizer.stops)
+    stops = list(tokenizer.stops)
     blocks = ((i, np.isin(ids[i : i + GROUP], stops)) for i in range(0, len(ids), GROUP))
     starts = itertools.chain.from_iterable((i + np.flatnonzero(is_stop)).tolist() for i, is_stop in blocks)
     for begin, end in itertools.pairwise(itertools.chain([0], starts, [len(ids)])):
-        is_long = end - begin > IDS
-        if is_long or size + end - begin > IDS:
-            yield "".join(tokenizer.decode_all(group))
-            group, size = [], 0
-        if is_long:
-            yield from tokenizer.stream_chunks(ids[i : min(i + IDS, end)].tolist() for i in range(begin, end, IDS))
-        else:
-            group.append(ids[begin:end].tolist())
-            size += end - begin
-    yield "".join(tokenizer.decode_all(group))
+        yield from tokenizer.stream_chunks(ids[i : min(i + IDS, end)].tolist() for i in range(begin, end, IDS))
 
 
 def lost(tokenizer: Tokenizer) -> str | None:

@@ -135,24 +135,34 @@ def _read_again(file: IO[bytes], begin: int, size: int) -> Iterator[bytes]:
         yield file.read(min(BLOCK, begin + size - start))
 
 
-def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[Part, Part, str]:
-    """Training and validation part of a text, and the hash that identifies both.
+def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[Part, Part, str, float]:
+    """Training and validation part of a text, the hash that identifies both, and the share at which a document was cut.
 
     A single document is cut once, as in the usual benchmarks: its beginning is for training, its end for validation.
     Of several, the hash of each one's name decides its side, independently of the others; if a side would be empty,
     the document whose hash is nearest moves to it. At most `val_max_bytes` are held out: the end of a single document,
     those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger. If that is
-    more than twice `val_fraction` of the text, the last document is cut, so that it is `val_fraction`.
+    more than twice `val_fraction` of the text, the last document is cut, so that it is `val_fraction`; the share that
+    it was is returned then, else 0.
     """
     whole, capped = text.whole(), _derived(text.hash, f"val_max_bytes={val_max_bytes}")
     if len(text.records) == 1:
         cut, is_capped = _cut(whole, val_fraction, val_max_bytes)
         train, val = (Part(text, whole.documents, np.array([span])) for span in ((0, cut), (cut, text.size)))
-        return train, val, capped if is_capped else text.hash
-    order, n_plain, n_whole, n_bytes = _lowest(text, val_fraction, val_max_bytes)
+        return train, val, capped if is_capped else text.hash, 0.0
+    positions = text.records["position"]
+    order = np.argsort(positions, kind="stable")
+    ends = np.cumsum(text.records["size"][order].astype(np.int64))
+    n_plain = min(max(int(np.count_nonzero(positions / 2.0**64 < val_fraction)), 1), len(order) - 1)
+    n_whole, n_bytes = n_plain, 0  # documents of lowest hash that are held out, and bytes of the end of the next one
+    if val_max_bytes is not None:
+        n_whole = int(np.searchsorted(ends[:n_plain], val_max_bytes, "right"))
+        n_bytes = 0 if n_whole else val_max_bytes
     data_hash = text.hash if n_whole == n_plain else capped
-    if excess(text, val_fraction, val_max_bytes):
-        limit, ends = int(val_fraction * text.size), np.cumsum(text.records["size"][order].astype(np.int64))
+    share = (n_bytes or int(ends[n_whole - 1])) / text.size
+    is_excessive = share > 2 * val_fraction
+    if is_excessive:
+        limit = int(val_fraction * text.size)
         n_whole = int(np.searchsorted(ends, limit, "right"))
         n_bytes = limit - int(ends[n_whole - 1]) if n_whole else max(limit, CHARACTER)
         if n_bytes < CHARACTER or ends[n_whole] <= n_bytes:  # too small to cut
@@ -161,40 +171,18 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     is_val = np.zeros(len(order), bool)
     is_val[order[:n_whole]] = True
     is_train, train_spans, val_spans = ~is_val, whole.spans.copy(), whole.spans.copy()
-    if n_bytes:  # the end of the next document
+    if n_bytes:
         cut, last = _last_bytes(text, int(whole.spans[order[n_whole], 1]), n_bytes), order[n_whole]
         is_val[last], train_spans[last, 1], val_spans[last, 0] = True, cut, cut
         data_hash = _derived(text.hash, f"val_from={cut}")
     train = Part(text, whole.documents[is_train], train_spans[is_train])
-    return train, Part(text, whole.documents[is_val], val_spans[is_val]), data_hash
+    val = Part(text, whole.documents[is_val], val_spans[is_val])
+    return train, val, data_hash, share if is_excessive else 0.0
 
 
-def excess(text: Text, val_fraction: float, val_max_bytes: int | None) -> float:
-    """The share of a text of several documents that would be held out uncut, if it is too large for the fraction."""
-    if len(text.records) == 1:
-        return 0.0
-    order, _, n_whole, n_bytes = _lowest(text, val_fraction, val_max_bytes)
-    share = (n_bytes + int(text.records["size"][order[:n_whole]].sum())) / text.size
-    return share if share > 2 * val_fraction else 0.0
-
-
-def _lowest(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[np.ndarray, int, int, int]:
-    """The documents by their hash, how many the fraction chooses, and how many of these fit into the limit.
-
-    If not even the first one does, the last number is that of the bytes of its end that are held out, else 0.
-    """
-    positions, sizes = text.records["position"], text.records["size"].astype(np.int64)
-    order = np.argsort(positions, kind="stable")
-    n_plain = min(max(int(np.count_nonzero(positions / 2.0**64 < val_fraction)), 1), len(order) - 1)
-    if val_max_bytes is None:
-        return order, n_plain, n_plain, 0
-    n_whole = int(np.searchsorted(np.cumsum(sizes[order[:n_plain]]), val_max_bytes, "right"))
-    return order, n_plain, n_whole, 0 if n_whole else val_max_bytes
-
-
-def published(text: Text, val: Text) -> tuple[Part, Part, str]:
+def published(text: Text, val: Text) -> tuple[Part, Part, str, float]:
     """The same for a text and a validation text of its own: both are used whole."""
-    return text.whole(), val.whole(), _derived(text.hash, f"val={val.hash}")
+    return text.whole(), val.whole(), _derived(text.hash, f"val={val.hash}"), 0.0
 
 
 def _derived(text_hash: str, change: str) -> str:

@@ -1,13 +1,13 @@
-"""Text to token ids and back. vocabulary.py makes tokenizers from a text.
+"""Tokenizers: text to token ids and back, read from a file or made from a text as byte-level BPE, characters or bytes.
 
 Every tokenizer has one end-of-text token, which no text can produce: a text that spells the token's name is encoded as
 ordinary characters.
 """
 
 import hashlib
+import itertools
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from lm.config import UserError
+from lm.config import TokenizerConfig, UserError
 from lm.config.checks import error_prefix
+from lm.data.text import progress
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -30,6 +31,9 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
+MAX_WORD = 512  # characters of a word that BPE is trained on
+SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
+LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
@@ -51,7 +55,6 @@ class Tokenizer:
     file's template puts before a text; if there is none, EOT is added. A text begins with the template's token, such as
     <|begin_of_text|> of Llama 3, or else with end of text.
 
-    >>> from lm.data.vocabulary import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
     'héllo <|endoftext|>'
@@ -212,13 +215,16 @@ class Tokenizer:
 
 @contextmanager
 def _refusing_panics() -> Iterator[None]:
-    """Raise UserError for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
+    """Raise UserError for a panic of the library, as for a malformed file or a pattern that takes too long.
+
+    It is a BaseException, and the library prints a message of its own.
+    """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
+        raise UserError(f"tokenizer: its library gives up ({str(error).splitlines()[0]})") from error
 
 
 def _template_token(post_processor: dict[str, Any] | None) -> str | None:
@@ -230,19 +236,6 @@ def _template_token(post_processor: dict[str, Any] | None) -> str | None:
     return None
 
 
-@contextmanager
-def _muted() -> Iterator[None]:
-    """A context in which nothing reaches standard error, also what a library writes there by itself."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
 def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     """Read a tokenizer.json. Raises UserError naming the file if it is missing or damaged.
 
@@ -251,14 +244,11 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     lm.config.checks.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        with _muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
-            backend = tokenizers.Tokenizer.from_str(text)
+        with _refusing_panics():
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    except Exception as error:
         raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
     with error_prefix(str(path)):
         tokenizer = Tokenizer(backend, eot)
@@ -266,3 +256,76 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
         note = "%s: its BPE dropout of %g is switched off, so a text has the same tokens each time"
         _warn_once(note, path, tokenizer.dropout)
     return tokenizer
+
+
+# --- made from a text
+
+
+def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
+    backend.pre_tokenizer = BYTES
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
+    backend = _byte_level()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,  # four bars of its own
+    )
+    with progress(None, "training the tokenizer", quiet) as bar:
+        read = (text for text in texts if bar.update(len(text.encode())) or True)
+        backend.train_from_iterator(_short_runs(read), trainer)
+    if backend.get_vocab_size() != vocab_size:
+        raise UserError(
+            f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
+            f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
+        )
+    return Tokenizer(backend)
+
+
+def _short_runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, with words of more than MAX_WORD characters and longer runs of spaces cut.
+
+    The time to train grows with the square of the length of a word.
+    """
+    for text in texts:
+        long = max(map(len, text.split()), default=0) > MAX_WORD or SPACES.search(text)
+        cuts = [match.end() for match in LONG_WORD.finditer(text)] if long else []
+        yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
+
+
+def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A token for each distinct character of the texts, in order of code points, and end of text."""
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(alphabet), start=1)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
+    backend.pre_tokenizer = CHARACTERS
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The 256 bytes and end of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = _byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
+    return Tokenizer(backend)
+
+
+def build_tokenizer(
+    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], quiet: bool = True
+) -> Tokenizer:
+    """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
+    if config.kind == "bpe":
+        assert config.vocab_size is not None
+        return train_bpe(train, config.vocab_size, quiet)
+    if config.kind == "file":
+        assert config.path is not None
+        return load_tokenizer(Path(config.path))
+    return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

@@ -26,9 +26,8 @@ from lm.config.data import OTHER_CACHE, TABLES
 from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, sample, stretches
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, excess, overlap, published, read, split
-from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
-from lm.data.vocabulary import build_tokenizer
+from lm.data.text import Text, overlap, published, read, split
+from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
 FORMAT = 9  # of the folder; a change causes folders to be built again
@@ -137,16 +136,6 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     return text
 
 
-def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bool) -> list[Text]:
-    """The training text and the validation text, if it is one of its own, which data.max_bytes does not limit.
-
-    It is read first: a mistake in it is found before a long reading.
-    """
-    whole = replace(config, max_bytes=None)
-    val = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
-    return [_read(sources[0], folder / "text", config, quiet), *val]
-
-
 # --- the folder
 
 
@@ -166,14 +155,18 @@ def _is_whole(folder: Path) -> bool:
 def _write_encoded(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
 ) -> None:
-    """The text is read once, into a file that is removed afterwards, and encoded from there."""
-    texts = _read_all(sources, folder, config, quiet)
-    if len(texts) == 1:
-        train, val, data_hash = split(texts[0], config.val_fraction, config.val_max_bytes)
-        val_hash = None
+    """The text is read once, into a file that is removed afterwards, and encoded from there.
+
+    A validation text of its own, which data.max_bytes does not limit, is read first: a mistake in it is found before a
+    long reading.
+    """
+    whole = replace(config, max_bytes=None)
+    val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
+    texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
+    if val_texts:
+        train, val, data_hash, uncut = published(*texts)
     else:
-        train, val, data_hash = published(*texts)
-        val_hash = texts[1].hash
+        train, val, data_hash, uncut = split(texts[0], config.val_fraction, config.val_max_bytes)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
@@ -181,21 +174,21 @@ def _write_encoded(
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
     used = [b"".join(stretches(part, most, STRETCH)) for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_hash}
+    meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
     meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val)}
-    meta |= {"notes": _notes(texts, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
+    meta |= {"notes": _notes(texts, uncut, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
     for text in texts:
         text.path.unlink()
     _write_meta(folder, tokenizer, meta, *used)
 
 
-def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """What the user is told of a text each time that its tokens are opened."""
+def _notes(texts: list[Text], uncut: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """What the user is told of a text each time that its tokens are opened; `uncut` is the share from `split`."""
     notes = []
-    if len(texts) == 1 and (share := excess(texts[0], config.val_fraction, config.val_max_bytes)):
+    if uncut:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
         notes.append(
-            f"data: whole documents for validation would be {100 * share:.0f} % of the text, so the last of them is cut"
+            f"data: whole documents for validation would be {100 * uncut:.0f} % of the text, so the last of them is cut"
             f" to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
     for word in sorted({EOT, tokenizer.eot_token}):

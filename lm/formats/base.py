@@ -66,11 +66,6 @@ class Base:
     steps: int | None  # of training, with those of the runs that it started from itself; None: unknown
     tokens: int | None
 
-    def record(self, path: str) -> dict[str, Any]:
-        """For result.json: where the weights came from."""
-        head = self.settings.head.name
-        return {"path": path, "sha256": self.sha256, "head": head, "steps": self.steps, "tokens": self.tokens}
-
 
 def agrees(key: str, value: Any, loaded: Any) -> bool:
     """Whether a run whose setting model.KEY is `value` can start from a model where it is `loaded`."""

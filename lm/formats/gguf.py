@@ -49,7 +49,10 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
             check_finite(name, gguf.dequantize(values, chosen), dtype)
         writer.add_tensor(gguf_name, values, raw_dtype=chosen)
     if net.config.rope_scaling is not None:
-        writer.add_tensor("rope_freqs.weight", _rope_factors(net).numpy())
+        assert isinstance(net.position, RoPE)
+        plain, cpu = RoPE(replace(net.config, rope_scaling=None), net.seq_len), torch.device("cpu")
+        factors = plain.frequencies(cpu) / net.position.frequencies(cpu)  # (K/2,), by which llama.cpp divides them
+        writer.add_tensor("rope_freqs.weight", factors.numpy())
     with new_folder(output_dir) as folder, atomic_file(folder / FILE) as file:
         writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()
@@ -93,13 +96,6 @@ def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelC
         return tensor
     halves = tensor.reshape(-1, 2, config.head_dim // 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
-
-
-def _rope_factors(net: Transformer) -> Tensor:
-    """What llama.cpp divides the frequencies by: (K/2,)."""
-    assert isinstance(net.position, RoPE)
-    plain, cpu = RoPE(replace(net.config, rope_scaling=None), net.seq_len), torch.device("cpu")
-    return plain.frequencies(cpu) / net.position.frequencies(cpu)
 
 
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:

@@ -106,7 +106,10 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         raise UserError("format=page: this tokenizer cannot be carried; expected that of tokenizer=bpe, byte or char")
     names = {token["id"]: token["content"] for token in layout["added_tokens"]}  # all of them special
     words = {number: word for word, number in vocab.items() if number not in names}
-    ordered, latin = [words.get(number, "") for number in range(tokenizer.vocab_size)], _latin_of_symbols()
+    ordered = [words.get(number, "") for number in range(tokenizer.vocab_size)]
+    # byte-level BPE writes some bytes as other characters: each of these, and its byte
+    alphabet, latin1 = {ord(symbol) for symbol in pre_tokenizers.ByteLevel.alphabet()}, {*range(256)}
+    latin = dict(zip(sorted(alphabet - latin1), sorted(latin1 - alphabet), strict=True))
     return {
         "tokens": [word.encode().decode("latin-1") if is_char else word.translate(latin) for word in ordered],
         "names": names,
@@ -114,9 +117,3 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         "begin": tokenizer.begin,
         "stops": sorted(tokenizer.stops),
     }
-
-
-def _latin_of_symbols() -> dict[int, int]:
-    """For each byte that byte-level BPE writes as another character, that character and the byte."""
-    alphabet = {ord(symbol) for symbol in pre_tokenizers.ByteLevel.alphabet()}
-    return dict(zip(sorted(alphabet - {*range(256)}), sorted({*range(256)} - alphabet), strict=True))

@@ -6,38 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lm.config import UserError
 from lm.system.files import atomic_file
 
 Weights = dict[str, Tensor]
-_DTYPES = {  # as the format names them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a file atomically, one tensor after another.
 
-    `safetensors.torch.save` would need the whole file in memory, and `save_file` replaces `path` before it is synced.
+    `safetensors.torch.save` would need the whole file in memory. `save_file` replaces `path` before it is synced, by a
+    file that only its owner may read, and what a kill leaves of that has a name of its own.
     """
     order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))  # which aligns every tensor
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
         start, end = end, end + weights[name].numel() * weights[name].element_size()
-        dtype, shape = _DTYPES[weights[name].dtype], list(weights[name].shape)
+        dtype, shape = _name_of(weights[name].dtype), list(weights[name].shape)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -46,6 +35,12 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         for name in order:
             values = weights[name].detach().cpu().contiguous().reshape(-1)
             file.write(values.view(torch.uint8).numpy().data)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """As the format names it, in a file of one number: the library has no public table."""
+    content = save({"x": torch.zeros(1, dtype=dtype)})
+    return str(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["x"]["dtype"])
 
 
 def read_weights(path: Path, expected: Mapping[str, Tensor]) -> Weights:

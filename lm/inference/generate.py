@@ -64,7 +64,7 @@ def generate(
     a warning. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
-    >>> from lm.data.vocabulary import byte_tokenizer
+    >>> from lm.data.tokenizer import byte_tokenizer
     >>> tokenizer, config = byte_tokenizer(), ModelConfig(d_model=32, n_heads=2, d_ff=64)
     >>> net = Transformer(config, HeadConfig(), vocab_size=tokenizer.vocab_size, seq_len=16)
     >>> generate(net, tokenizer, "def ", 8) == "".join(stream(net, tokenizer, "def ", 8))

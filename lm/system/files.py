@@ -103,15 +103,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return _mapping(json.loads(path.read_bytes()))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file, without a line that broke off because its process was killed."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        with suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises ValueError if the file holds anything else."""
     try:  # the loader in C is ten times as fast

@@ -1,17 +1,8 @@
 """Measurements of the embedding and the head during training; they leave the weights equal bit for bit.
 
-diagnostics.csv gets a row every `diagnostics.every` optimizer steps and one after the last step:
-
-- clip_rate: the fraction of the steps since the previous row whose gradient norm exceeded trainer.gradient_clip_val
-- embedding_grad, head_grad: norms of the embedding matrix's gradient through the input embeddings and through the
-  logits in this step, before clipping; cosine: the cosine of the angle between them. Where the head has an output
-  matrix of its own, head_grad and cosine are of that matrix's gradient.
-- loss/band1 to band5: nats per validation token, by the frequency of the target in the training text. Each band holds
-  about a fifth of that text, band1 the most frequent tokens. Over the whole validation split, after the last step only.
-- embedding_norm/band1..., head_norm/band1...: mean norm of the input embeddings and of the output embeddings
-
-Gradients are of the weights that train. Losses and norms are of the model that is validated, as in metrics.csv: with
-optim.ema the average of the weights.
+diagnostics.csv gets a row every `diagnostics.every` optimizer steps and one after the last step; docs/runs.md describes
+its columns. Gradients are of the weights that train, before clipping. Losses and norms are of the model that is
+validated, as in metrics.csv: with optim.ema the average of the weights.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,16 +19,6 @@ from lm.model.transformer import Transformer
 from lm.system.terminal import is_first_process
 
 log = logging.getLogger(__name__)
-
-
-def pin_init_weights(run: RunConfig) -> RunConfig:
-    """The run with the hash of the weights that it starts from, which is part of its identity."""
-    run.check_init()
-    if run.init_from is None:
-        if given := [key for key in ("init_sha256", "init_tied_matrix") if getattr(run, key) is not None]:
-            raise UserError(f"{given[0]}={getattr(run, given[0])}: is for a run with init_from")
-        return run
-    return run if run.init_sha256 else replace(run, init_sha256=read_base(run.init_from).sha256)
 
 
 def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple[dict[str, Any], Chat]:
@@ -50,7 +40,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
-    record = base.record(run.init_from)
+    record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
+    record |= {"steps": base.steps, "tokens": base.tokens}
     if not is_first_process(run.trainer.world_size):
         return record, tokenizer.chat
 

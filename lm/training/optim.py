@@ -2,19 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.adamw import adamw as fused_adamw
 
 from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
 from lm.system.device import has_native_bf16
-
-MIN_PEAK_LR_FACTOR = 0.8  # a run whose learning rate peaks below this fraction of optim.lr has too long a warm-up
 
 
 def lr_factor(step: int, total: float, config: OptimConfig) -> float:
@@ -24,11 +21,6 @@ def lr_factor(step: int, total: float, config: OptimConfig) -> float:
     progress = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
     decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[config.decay]
     return warm_up * (config.final_lr_fraction + (1 - config.final_lr_fraction) * decay)
-
-
-def peak_lr_factor(total: int, config: OptimConfig) -> float:
-    """The largest `lr_factor` of a run of `total` steps: below 1 if the warm-up overlaps the decay."""
-    return max(lr_factor(step, total, config) for step in range(0, total, max(1, total // 1000)))
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
@@ -100,7 +92,7 @@ def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
     return x
 
 
-class Muon(Optimizer):
+class Muon(AdamW):
     """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, fused AdamW for the others.
 
     Muon is momentum SGD whose updates are orthogonalised: an update changes a weight matrix by the same amount in every
@@ -109,7 +101,8 @@ class Muon(Optimizer):
     has native support for it, else in full precision: on the default model a step takes 0.2 to 0.8 of the time,
     depending on the CPU (docs/performance.md, Training).
 
-    Parameters of Muon groups are 2-D. Both kinds keep their average of gradients under `exp_avg`.
+    Parameters of Muon groups are 2-D; a step sets their gradients to None. Both kinds keep their average of gradients
+    under `exp_avg`.
     """
 
     def __init__(
@@ -119,49 +112,25 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
-        # load_state_dict moves AdamW's `step` to the parameter's device where a group says that it is fused
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
+        super().__init__(groups, lr, betas, eps, weight_decay=0.0, fused=True)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            (self._muon_step if "ns_steps" in group else self._adamw_step)(group, parameters)
-        return loss
+            if "ns_steps" in group:
+                self._muon_step(group)
+        super().step()
 
-    def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for parameter in parameters:
-            if not self.state[parameter]:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-        (beta1, beta2), states = group["betas"], [self.state[parameter] for parameter in parameters]
-        fused_adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],  # of AMSGrad
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-
-    def _muon_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _muon_step(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for shape, matrices in _by_shape(parameters).items():
+        by_shape = defaultdict(list)  # (rows, columns), transposed where needed so that rows <= columns
+        for matrix in parameters:
+            by_shape[torch.Size(sorted(matrix.shape))].append(matrix)
+        for shape, matrices in by_shape.items():
             for matrix in matrices:
-                if not self.state[matrix]:
-                    self.state[matrix] = {"exp_avg": torch.zeros_like(matrix)}
+                if not self.state[matrix]:  # load_state_dict of AdamW expects a step
+                    self.state[matrix] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(matrix)}
             gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
             averages = [self.state[matrix]["exp_avg"] for matrix in matrices]
             torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
@@ -173,11 +142,4 @@ class Muon(Optimizer):
                 rows, columns = matrix.shape
                 update = update if matrix.shape == shape else update.mT
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-
-
-def _by_shape(matrices: Iterable[Tensor]) -> dict[torch.Size, list[Tensor]]:
-    """Matrices grouped by (rows, columns), transposed where needed so that rows <= columns."""
-    groups = defaultdict(list)
-    for matrix in matrices:
-        groups[torch.Size(sorted(matrix.shape))].append(matrix)
-    return dict(groups)
+                matrix.grad = None  # AdamW leaves out what has no gradient

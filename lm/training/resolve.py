@@ -1,20 +1,33 @@
-"""What a run's settings leave to the machine: device, precision, steps, loss and threads; whether the run fits into
-memory; and the model of a run.
+"""Before a run is trained: what its settings leave to the machine (device, precision, steps, loss and threads), whether
+it fits into memory, how long it will take, and its model.
 
 This module does not import Lightning, which takes seconds: an ablation is planned without it.
 """
 
+import logging
 import os
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
+from torch import nn
 
 from lm.config import RunConfig, UserError
+from lm.config.identity import config_hash
+from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer, enable_activation_checkpointing
-from lm.system.device import best_device, count_threads, has_native_bf16, is_mixed
-from lm.training.loss import resolve_loss
+from lm.system.device import best_device, busy, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
+from lm.training.loss import build_loss, resolve_loss
+from lm.training.optim import build_optimizer
+from lm.training.run_directory import RunDirectory, default_directory
+from lm.training.state import checkpoints, step_of
 
 # tensors (B, T, d_ff) kept for backward
 FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "silu": 2, "swiglu": 4}
@@ -23,12 +36,16 @@ FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "silu": 2, "swig
 LONG_FLOPS = {"cpu": 1e14, "cuda": 2e16}
 LONG_MINUTES = 10
 
+TIMED_STEPS = 10  # after the first one
+log = logging.getLogger(__name__)
+
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     """The run with every `auto` decided for this machine. Raises UserError for what this machine cannot do."""
-    trainer = run.trainer
-    _check_torchrun(trainer.world_size)
-    name = trainer.accelerator
+    trainer, name, started = run.trainer, run.trainer.accelerator, os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(trainer.world_size):
+        product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
+        raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
     device = best_device() if name in ("auto", "gpu") else name
     available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[device]:
@@ -42,6 +59,27 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     run = replace(run, trainer=trainer, threads=count_threads(run.threads))
     run = replace(run, compile=is_compiled(run, vocab_size))
     return replace(run, loss=resolve_loss(run, vocab_size))
+
+
+def decide(run: RunConfig, data: TextData) -> RunConfig:
+    """The run as it is trained here: resolved, and without a compiler that compile=auto has chosen and that fails.
+
+    A step is compiled on a copy of the model, so that no number of the run moves. Raises UserError for what this
+    machine cannot do.
+    """
+    vocab_size = data.tokenizer.vocab_size
+    resolved = resolve(run, vocab_size)
+    check_memory(resolved, vocab_size)
+    if run.compile != "auto" or not resolved.compile:
+        return resolved
+    log.info("compile=auto: so long a run is compiled first, which takes up to a minute")
+    try:
+        bare_step(resolved, vocab_size, 0, 1)()
+    except Exception as error:  # whatever a compiler raises: what is wrong with the run itself will be raised again
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("compile=auto: %s; the steps are not compiled", reason)
+        return resolve(replace(run, compile=False), vocab_size)
+    return resolved
 
 
 def is_compiled(run: RunConfig, vocab_size: int) -> bool:
@@ -59,13 +97,6 @@ def is_compiled(run: RunConfig, vocab_size: int) -> bool:
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     return 6 * n_params(net) * run.steps * run.tokens_per_step >= LONG_FLOPS[run.trainer.accelerator]
-
-
-def _check_torchrun(world_size: int) -> None:
-    started = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(world_size):
-        product = f"trainer.devices * trainer.num_nodes is {world_size}"
-        raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
@@ -86,11 +117,6 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
 def n_batches(run: RunConfig, n_tokens: int) -> int:
     """Batches of a whole text of so many tokens."""
     return -(-n_tokens // (run.data.batch_size * run.data.seq_len))
-
-
-def n_validations(run: RunConfig, steps: int) -> int:
-    """Validations during a run of so many steps, without the final score."""
-    return (steps - 1) // run.validation.every if run.validation.every else 0
 
 
 def check_memory(run: RunConfig, vocab_size: int) -> None:
@@ -134,3 +160,88 @@ def _free_bytes() -> int | None:
         return 1024 * int(meminfo["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+
+
+# --- what a run will take
+
+
+def forecast(run: RunConfig) -> dict[str, Any] | None:
+    """What training a run will take, or what is left of it; None where it is finished.
+
+    Its steps are timed on one device with a copy of the model, so that no number of the run moves. Raises UserError for
+    what this machine cannot do, and if the directory holds another run.
+    """
+    data = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
+    vocab_size, tokens = data.tokenizer.vocab_size, len(data.train)
+    hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
+    directory = RunDirectory(Path(run.run_dir or default_directory(run, config_hash(run, *hashes.values()))))
+    if directory.result.exists():
+        return None
+    as_begun, begun_steps = directory.as_begun(run)
+    resolved = decide(as_begun, data)
+    if run.max_minutes is not None and begun_steps:
+        resolved = replace(resolved, trainer=replace(resolved.trainer, max_steps=begun_steps))
+    done = max(map(step_of, checkpoints(directory.checkpoints)), default=0)
+    if done:
+        directory.check_same_run(asdict(resolved) | hashes)
+    done = done if run.checkpoint.resume else 0
+    with torch.device("meta"):
+        net = build_model(resolved, vocab_size)
+    steps, first, seconds = time_run(resolved, data)
+    steps = begun_steps or steps
+    return {
+        "run_dir": str(directory.path),
+        "vocab_size": vocab_size,
+        "n_params": n_params(net),
+        "train_text_tokens": tokens,
+        "steps": steps,
+        "steps_done": done,
+        "devices": run.trainer.world_size,
+        "busy": busy(),
+        "readings": steps * run.tokens_per_step / tokens,
+        "least_bytes": least_bytes(resolved, vocab_size),
+        "seconds": max(first - seconds, 0) + (steps - done) * seconds,
+    }
+
+
+def time_run(run: RunConfig, data: TextData) -> tuple[int, float, float]:
+    """How many steps a run has, with max_minutes as many as take so long here, and the seconds of two of them.
+
+    They are the first one, which warms up and compiles, and a later one.
+    """
+    step = bare_step(run, data.tokenizer.vocab_size, len(data.val), run.steps)
+    first, seconds = step(), median(step() for _ in range(TIMED_STEPS))
+    return run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1), first, seconds
+
+
+def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> Callable[[], float]:
+    """A step on random tokens, with its share of validations, in which a forward pass is a third of a step.
+
+    It returns its seconds.
+    """
+    run = resolve(run, vocab_size)
+    validations = (steps - 1) // run.validation.every if run.validation.every else 0  # without the final score
+    batches = n_batches(run, val_tokens)
+    passes = validations * min(run.validation.batches or batches, batches)
+    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
+    n_micro = run.trainer.accumulate_grad_batches
+    net = build_model(run, vocab_size).to(device)
+    net.head.on_train_step(0.0, net.embed.weight, {})
+    loss, optimizer = partial(build_loss(run), net), build_optimizer(net, run.optim, run.head)
+    tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
+
+    def step() -> float:
+        set_threads(run.threads)
+        started = time.perf_counter()
+        for _ in range(n_micro):
+            with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
+                value = loss(tokens, tokens)
+            value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) * (1 + passes / steps / 3)
+
+    return step

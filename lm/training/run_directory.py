@@ -1,5 +1,6 @@
 """A run is a directory: its name, lock, configuration and result."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import yaml
 from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading, without_secrets
 from lm.config.identity import RESOLVED, deciding_settings, described_settings, differences, flat
-from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
+from lm.system.files import read_csv, read_json, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 LENGTH = ("trainer.max_steps", "max_tokens", "max_minutes")  # of a run, which its learning-rate schedule follows
@@ -164,7 +165,11 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
     """The lines of a samples.jsonl, without one that is cut off; none if there is no such file."""
-    return read_json_lines(path) if path.exists() else []
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

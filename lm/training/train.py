@@ -20,6 +20,7 @@ from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
+from lm.formats.base import read_base
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
 from lm.inference.evaluate import validate
@@ -28,12 +29,11 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
-from lm.training.forecast import decide, steps_of_minutes
-from lm.training.init_from import load_init_weights, pin_init_weights
+from lm.training.init_from import load_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import lr_factor
 from lm.training.progress import Progress, log_baseline, log_end, log_epochs, log_warnings, shows_bar
-from lm.training.resolve import build_model, least_bytes
+from lm.training.resolve import build_model, decide, least_bytes, time_run
 from lm.training.result import build_result, final_model, save_unfinished, size_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, last_samples
@@ -55,7 +55,9 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
     the same call then resumes the run.
     """
-    run = pin_init_weights(run)
+    run.check_init()
+    if run.init_from and not run.init_sha256:  # the hash of the weights is part of the identity of the run
+        run = replace(run, init_sha256=read_base(run.init_from).sha256)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
@@ -75,7 +77,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         run = decide(run, data)  # this machine may lack what the run was begun with
         if run.max_minutes is not None:
             settings["max_minutes"] = run.max_minutes
-            trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
+            trainer = replace(run.trainer, max_steps=steps or time_run(run, data)[0])
             run = replace(run, max_minutes=None, trainer=trainer)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
