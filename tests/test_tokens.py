@@ -342,7 +342,7 @@ def test_what_ends_too_early_leaves_nothing(source: DataConfig) -> None:
             work()
         assert str(caught.value.filename).startswith(source.cache_dir)  # which disk is full
     with pytest.raises(UserError):
-        prepare(source, replace(BPE, vocab_size=100_000))
+        prepare(replace(source, separator="###"), BPE)
     assert folders(source) == []
 
 

@@ -113,7 +113,7 @@ class DataConfig:
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
     kind: str = "bpe"  # bpe, char, byte or file
-    vocab_size: int | None = 2048  # bpe: exact, the end-of-text token included
+    vocab_size: int | None = 2048  # bpe: the end-of-text token included; fewer if a text yields no more
     path: str | None = None  # file: a tokenizer.json of the tokenizers library
 
     @together()

@@ -269,7 +269,7 @@ def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with `vocab_size` tokens, if there are so many."""
     backend = _byte_level()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -280,11 +280,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Toke
     with progress(None, "training the tokenizer", quiet) as bar:
         read = (text for text in texts if bar.update(len(text.encode())) or True)
         backend.train_from_iterator(_short_runs(read), trainer)
-    if backend.get_vocab_size() != vocab_size:
-        raise UserError(
-            f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
-            f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
-        )
     return Tokenizer(backend)
 
 

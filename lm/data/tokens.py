@@ -177,6 +177,8 @@ def _write_encoded(
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
     meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val)}
     meta |= {"notes": _notes(texts, uncut, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
+    if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
+        meta["notes"] += [f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size} tokens"]
     for text in texts:
         text.path.unlink()
     _write_meta(folder, tokenizer, meta, *used)
