@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.processes import warm_up
 from lm.cli import command_line, command_prefix
-from lm.cli.compare import MARGIN, SEEDS, Question, arm, choose, question_of, read_question, write_question
+from lm.cli.compare import MARGIN, SEEDS, QuestionFile, arm, choose, question_of, read_question, write_question
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
@@ -40,7 +40,7 @@ NOT_TUNED = (
     " tuned for each arm: ablation.tune.trials=18 does that"
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
-questions: list[Question] = []  # in one line, by this command
+questions: list[QuestionFile] = []  # in one line, by this command
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")

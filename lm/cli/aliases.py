@@ -89,7 +89,7 @@ NAMES_OF_VALUES = ("wandb", "tensorboard", "ddp", "lora", "rope", "layernorm", "
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
 RESUME = ("resume", "continue", "restart")
 # A command -> the words for it.
-COMMANDS = {
+COMMAND_WORDS = {
     "generate interactive=true": "chat sample talk repl play",
     "generate": "gen complete predict infer inference",
     "train": "fit pretrain learn run start new init",
@@ -142,4 +142,4 @@ def _adapted(setting: str, word: str, value: str) -> str:
 
 def command_of(word: str) -> list[str]:
     """The words that a command begins with which is called otherwise here; empty if none is."""
-    return next((row.split() for row, words in COMMANDS.items() if word.lower() in words.split()), [])
+    return next((row.split() for row, words in COMMAND_WORDS.items() if word.lower() in words.split()), [])

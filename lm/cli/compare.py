@@ -35,7 +35,7 @@ from lm.system.terminal import to_override_value
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
 MARGIN_HELP = "; 0.01 nats per token is 1 % of perplexity, and ablation=aa measures the noise"
-Question = dict[str, Any]  # the content of a file of configs/ablation
+QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def question_of(
     seeds: int = SEEDS,
     margin: float = MARGIN,
     settings: Sequence[str] = (),
-) -> Question:
+) -> QuestionFile:
     """The question of a setting with several values, in Hydra's grammar, and the overrides of all arms.
 
     `settings` are those of the question itself, such as ablation.tune.trials=6. Of a text of the user's own, the recipe
@@ -167,7 +167,7 @@ def question_of(
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 
-def read_question(path: Path, is_whole: bool = True) -> Question:
+def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
     """The question of a YAML file; a word where a list belongs is a list of one, seeds: 5 means 0 to 4.
 
     `is_whole`: nothing of it is typed elsewhere. Raises UserError with all that is wrong.
@@ -214,19 +214,19 @@ def _as_lists(kind: Any, value: Any) -> Any:
     return value
 
 
-def choose(question: Question) -> list[str]:
+def choose(question: QuestionFile) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
     ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
 
 
-def _as_file(question: Question) -> Question:
+def _as_file(question: QuestionFile) -> QuestionFile:
     """As a file of configs/ablation has it: ${key} is of a run, which is composed later."""
     overrides = [re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]]
     return question | {"overrides": overrides}
 
 
-def write_question(question: Question, folder: Path, output_dir: str | None = None) -> Path:
+def write_question(question: QuestionFile, folder: Path, output_dir: str | None = None) -> Path:
     """The question as a file that `ablate FILE` asks, beside its answer; one that is there may have been edited."""
     path = folder / f"{question['name']}.yaml"
     if not path.exists():
