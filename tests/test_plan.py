@@ -77,7 +77,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"arms": {"tied": []}}, [], "ablation.arms: has 1"),
         ({"arms": {"tied": [], "un/tied": []}}, [], "ablation.arms.un/tied"),
         ({"seeds": [0, 1, 0]}, [], "ablation.seeds=[0, 1, 0]"),
-        ({"seeds": [-1]}, [], "seed=-1"),
+        ({"seeds": [-1]}, [], "ablation.seeds=-1"),
         ({"primary": ["tied"]}, [], "ablation.primary: tied"),
         ({"baselines": {"untied": "untied"}, "primary": []}, [], "ablation.baselines: untied is compared with itself"),
         ({"baselines": TWO}, [], "ablation.baselines: tied with untied with tied never ends"),

@@ -31,8 +31,8 @@ def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
     marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
     keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")]
-    folders, others = (words[:1], words[1:]) if keys else ([], words)
-    config = parse(ReportConfig, with_folders(folders, [*others, *settings], *keys))
+    named, others = (words[:1], words[1:]) if keys else ([], words)
+    config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
         return _judge(config, args)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
