@@ -129,6 +129,11 @@ def string(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
+def for_later(text: str) -> str:
+    """Text whose ${key} is left for a run, which is composed later."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
 def current_overrides() -> list[str]:
     """Those of the job that Hydra is running."""
     from hydra.core.hydra_config import HydraConfig
