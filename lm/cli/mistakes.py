@@ -185,9 +185,7 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         from lm.cli.words import describe_epochs
 
         return describe_epochs(value, args)
-    if word in RESUME:
-        if os.path.isdir(value):
-            return f"did you mean {shlex.quote(f'run_dir={value}')}?"
+    if word in RESUME and not os.path.isdir(value):
         return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
     if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
         return f"is for an ablation; did you mean {command_line('ablate', *args)}?"
@@ -207,10 +205,10 @@ def resume_line() -> str:
 
 def text_settings(path: str) -> str:
     """The settings that read a text, as they are typed in a shell. Of a table, one of its columns is to be named."""
-    endings, files = {suffix(path)}, list[Path]()
+    files = list[Path]()
     with suppress(OSError, UserError):  # an address, or nothing
-        files = [*local_files(path).values()]
-        endings = {suffix(file) for file in files}
+        files += local_files(path).values()
+    endings = {suffix(file) for file in files or [path]}
     kind = next((kind for kind, suffixes in SUFFIXES.items() if endings <= {*suffixes}), "text")
     words = [f"data={kind}", f"data.path={path}"]
     words += ["data.val_path=FILE", "tokenizer=file", "tokenizer.path=FILE"] if kind == "tokens" else []
