@@ -205,10 +205,10 @@ def resume_line() -> str:
 
 def text_settings(path: str) -> str:
     """The settings that read a text, as they are typed in a shell. Of a table, one of its columns is to be named."""
-    files = list[Path]()
+    endings, files = {suffix(path)}, list[Path]()
     with suppress(OSError, UserError):  # an address, or nothing
-        files += local_files(path).values()
-    endings = {suffix(file) for file in files or [path]}
+        files = [*local_files(path).values()]
+        endings = {suffix(file) for file in files}
     kind = next((kind for kind, suffixes in SUFFIXES.items() if endings <= {*suffixes}), "text")
     words = [f"data={kind}", f"data.path={path}"]
     words += ["data.val_path=FILE", "tokenizer=file", "tokenizer.path=FILE"] if kind == "tokens" else []
