@@ -82,7 +82,7 @@ def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:
         for score in scores
     ]
     if several:
-        return [tuple(plain[0]), *(tuple(map(_number, score.values())) for score in plain)]
+        return _rows(plain)
     return [(key, _number(value)) for key, value in plain[0].items() if key not in ("run", "text")]
 
 
@@ -92,16 +92,12 @@ def detail_tables(scores: list[dict[str, Any]], several: bool) -> Iterator[tuple
         if "ece" not in score:
             continue
         place = f" ({score['run']}, {score['text']})" if several else ""
-        rows: Rows = [("probability", "mean", "accuracy", "tokens")]
-        for row in score["calibration"]:
-            bounds = f"{row['from']:.1f} to {row['to']:.1f}"
-            rows.append((bounds, f"{row['confidence']:.4f}", f"{row['accuracy']:.4f}", f"{row['tokens']:,}"))
-        yield f"Calibration of the most probable token{place}", rows
-        rows = [("band", "vocabulary", f"occurrences in {score['frequency_in']}", "loss", "tokens")]
-        for row in score["by_frequency"]:
-            bounds = f"{row['least']:,} to {row['most']:,}"
-            rows.append((str(row["band"]), str(row["vocabulary"]), bounds, _number(row["loss"]), f"{row['tokens']:,}"))
-        yield f"Loss by the frequency of the target{place}", rows
+        yield f"Calibration of the most probable token{place}", _rows(score["calibration"])
+        yield f"Loss by the frequency of the target in {score['frequency_in']}{place}", _rows(score["by_frequency"])
+
+
+def _rows(records: Sequence[Mapping[str, Any]]) -> Rows:
+    return [tuple(records[0]), *(tuple(map(_number, record.values())) for record in records)]
 
 
 def _number(value: Any) -> str:
