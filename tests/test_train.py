@@ -116,7 +116,7 @@ def test_evaluate_gives_the_number_in_the_result(finished: Finished, tmp_path: P
     scored = score(folder)
     assert (scored["loss"], scored["bpb"]) == (scores["val_loss"], scores["val_bpb"])
     (tmp_path / "val.txt").write_text(TEXT[int(len(TEXT) * 0.9) :])
-    assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)) == scored
+    assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"))) == scored
 
 
 def test_validations_and_samples(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
