@@ -204,7 +204,7 @@ def test_one_run_and_one_text_are_an_object(place: Path, capsys: pytest.CaptureF
     assert {key: detailed[key] for key in PLAIN} == plain
     assert list(detailed) == [*PLAIN, "ece", "calibration", "frequency_in", "by_frequency"]
     assert f"{detailed['ece']:.4f}" in table
-    assert "occurrences in the training text" in table
+    assert "of the target in the training text" in table
 
 
 def test_windows_may_be_shorter_than_the_context(place: Path) -> None:

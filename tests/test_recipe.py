@@ -44,8 +44,12 @@ def test_sizes_of_recipes_rise() -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        *("experiment=none", "experiment=null", "experiment=chars", "init_from=RUN", "data.overfit_batches=1"),
-        *("trainer=overfit", "trainer=debug"),
+        "experiment=none",
+        "experiment=chars",
+        "init_from=x",
+        "data.overfit_batches=1",
+        "trainer=overfit",
+        "trainer=debug",
     ],
 )
 def test_a_command_that_decides_how_to_train_gets_no_recipe(text: str, typed: str) -> None:

@@ -16,8 +16,7 @@ from conftest import TEXT, TINY_RUN, Outcome
 
 import lm
 from lm.cli import train as train_command
-from lm.cli.aliases import COMMANDS as OTHER_COMMANDS
-from lm.cli.aliases import WORDS
+from lm.cli.aliases import COMMAND_WORDS, WORDS
 from lm.cli.compose import compose
 from lm.cli.main import COMMANDS
 from lm.cli.mistakes import kinds_of
@@ -190,8 +189,8 @@ def test_the_words_mean_settings_and_commands_that_exist() -> None:
     schemas = [import_module(f"lm.cli.{name}").SCHEMA for name in COMMANDS]
     kinds = {name for schema in schemas for name in kinds_of(schema)}
     assert {name for row in WORDS for name in row.split()} <= kinds
-    assert {row.split()[0] for row in OTHER_COMMANDS} <= COMMANDS.keys()
-    assert not {*COMMANDS} & {word for words in OTHER_COMMANDS.values() for word in words.split()}
+    assert {row.split()[0] for row in COMMAND_WORDS} <= COMMANDS.keys()
+    assert not {*COMMANDS} & {word for words in COMMAND_WORDS.values() for word in words.split()}
     with pytest.raises(AttributeError, match="lm-lab train"):
         lm.train  # noqa: B018
 

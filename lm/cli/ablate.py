@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.processes import warm_up
 from lm.cli import command_line, command_prefix
-from lm.cli.compare import MARGIN, SEEDS, Question, arm, choose, question_of, read_question, write_question
-from lm.cli.compose import current_overrides, quoted, register, run_hydra, string, to_dataclass
+from lm.cli.compare import QuestionFile, arm, choose, question_of, read_question, write_question
+from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
 from lm.cli.recipe import tell, values_of
@@ -40,7 +40,7 @@ NOT_TUNED = (
     " tuned for each arm: ablation.tune.trials=18 does that"
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
-questions: list[Question] = []  # in one line, by this command
+questions: list[QuestionFile] = []  # in one line, by this command
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
@@ -119,11 +119,10 @@ def prepare(flags: Namespace) -> list[str]:
     if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
         line, short = command_line("ablate", "head=tied,untied"), command_line("ablate", "ablation=smoke")
         ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
-        single = [word for word in others if key_of(word).split(".")[0] != "data"]
+        single = [word for word in others if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
         what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"
         raise UserError(f"{what}; {ways}")
-    verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
-    return [*overrides, f"overrides=[{','.join(verbatim)}]"]
+    return [*overrides, f"overrides=[{','.join(string(for_later(override)) for override in others)}]"]
 
 
 def _is_of_train(key: str, own: Kinds, train: Kinds) -> bool:
@@ -162,22 +161,19 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     changes = [word for word in settings if len(values_of([quoted(word, train, True)]).get(key_of(word), [])) > 1]
     if not changes:
         return words, []
+    for word in changes:
+        if key_of(word) not in train and not (CONFIGS / key_of(word)).is_dir():
+            raise UserError(no_such_key(word, train, words))
     if len(changes) > 1:
         advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
         raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
-    short = {key_of(word): word for word in words if key_of(word) in ("seeds", "margin")}
     texts = [word for word in words if is_text(word)]
     common = [word for word in settings if word not in changes] + texts
-    try:
-        seeds = int(short.get("seeds", f"={SEEDS}").partition("=")[2])
-        margin = float(short.get("margin", f"={MARGIN}").partition("=")[2])
-    except ValueError as error:
-        raise UserError(f"{' '.join(short.values())}: expected numbers, as in seeds={SEEDS} margin={MARGIN}") from error
-    of_question = [word for word in words if word.startswith("ablation.") and "=" in word]
+    of_question = [word for word in words if re.match(r"(seeds|margin|ablation\..*)=", word)]
     all_arms = [quoted(word, train) for word in with_text(common, train)]
-    question = question_of(changes[0], all_arms, seeds, margin, [quoted(word, own) for word in of_question])
+    question = question_of(changes[0], all_arms, settings=[quoted(word, own) for word in of_question])
     questions.append(question)
-    used = {*changes, *common, *short.values(), *of_question}
+    used = {*changes, *common, *of_question}
     return [word for word in words if word not in used], choose(question)
 
 
@@ -186,5 +182,5 @@ def run(args: list[str]) -> None:
     try:
         run_hydra(program, args, kinds_of(AblateConfig) | kinds_of(RunConfig), prepare)
     except UserError as error:
-        file = next(filter(is_question, args), "")
+        file = next(filter(is_question, args), "the line")
         raise UserError(str(error).replace(f"'ablation/{LOADED}'", f"'{file}'")) from error

@@ -2,6 +2,8 @@
 
 from collections.abc import Container
 
+from lm.config.model import CLASSES
+
 # A setting -> the words for it. It is meant where the command has it, and those named behind it; the first row counts.
 WORDS = {
     "trainer.max_steps": "step steps iter iters iterations max_iters max_iterations num_iterations num_steps n_steps"
@@ -17,8 +19,8 @@ WORDS = {
     "trainer.gradient_clip_val": "clip grad_clip clip_grad gradient_clip gradient_clipping max_grad_norm",
     "trainer.accumulate_grad_batches": "accumulate accumulation grad_accum gradient_accumulation"
     " gradient_accumulation_steps",
-    "trainer.accelerator": "device backend",
-    "trainer": "cpu gpu cuda",
+    "trainer.accelerator": "device backend cuda",
+    "trainer": "cpu gpu",
     "trainer.devices": "gpus n_gpus num_gpus n_devices num_devices",
     "trainer.precision": "precision dtype torch_dtype amp mixed_precision bf16 fp16 half",
     "trainer.strategy": "ddp distributed",
@@ -75,7 +77,8 @@ WORDS = {
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
     "output_dir": "out out_dir outdir output save_dir name run_name dir run",
-    "run_dir trainer": "out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir",
+    "run_dir trainer": "out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir resume"
+    " continue restart",
     "run_dir": "run runs model model_dir model_path checkpoint ckpt load name dir path",
     "dtype": "quant quantize quantization precision bits",
     "format": "type to",
@@ -85,11 +88,11 @@ WORDS = {
     "higher": "higher_is_better maximize greater_is_better",
     "open": "browser",
 }
-NAMES_OF_VALUES = ("wandb", "tensorboard", "ddp", "lora", "rope", "layernorm", "rmsnorm", "gelu", "relu", "swiglu")
+NAMES_OF_VALUES = {"cpu", "gpu", "cuda", "wandb", "tensorboard", "ddp"}.union(*CLASSES.values())
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
 RESUME = ("resume", "continue", "restart")
 # A command -> the words for it.
-COMMANDS = {
+COMMAND_WORDS = {
     "generate interactive=true": "chat sample talk repl play",
     "generate": "gen complete predict infer inference",
     "train": "fit pretrain learn run start new init",
@@ -121,10 +124,6 @@ def meaning(key: str, value: str, kinds: Container[str]) -> tuple[str, str] | No
 def _adapted(setting: str, word: str, value: str) -> str:
     """The value in the words of the setting."""
     is_off = value.lower() in ("false", "0", "no", "off")
-    if setting == "trainer.accelerator":
-        return value.partition(":")[0]
-    if setting == "trainer":
-        return "cpu" if word == "cpu" else "gpu"
     if setting == "head":
         return {"true": "tied", "false": "untied"}.get(value.lower(), value)
     if setting == "trainer.precision":
@@ -135,6 +134,8 @@ def _adapted(setting: str, word: str, value: str) -> str:
         return "VALUE" if is_off else "0"
     if word in NAMES_OF_VALUES:
         return "VALUE" if is_off else word
+    if setting == "trainer.accelerator":
+        return value.partition(":")[0]
     if setting == "ablation.seeds" and value.isdecimal() and int(value) <= 100:
         return f"[{','.join(map(str, range(int(value))))}]"
     return value
@@ -142,4 +143,4 @@ def _adapted(setting: str, word: str, value: str) -> str:
 
 def command_of(word: str) -> list[str]:
     """The words that a command begins with which is called otherwise here; empty if none is."""
-    return next((row.split() for row, words in COMMANDS.items() if word.lower() in words.split()), [])
+    return next((row.split() for row, words in COMMAND_WORDS.items() if word.lower() in words.split()), [])

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation.results import Results
-from lm.cli.compose import compose, quoted
+from lm.cli.compose import compose, for_later, quoted
 from lm.cli.mistakes import LOADED, explaining, kinds_of
 from lm.cli.recipe import replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
@@ -35,7 +35,8 @@ from lm.system.terminal import to_override_value
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
 MARGIN_HELP = "; 0.01 nats per token is 1 % of perplexity, and ablation=aa measures the noise"
-Question = dict[str, Any]  # the content of a file of configs/ablation
+SHORT = {"margin": "equivalence_margin"}  # what a question calls its settings in a line and in a file
+QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +127,16 @@ def question_of(
     seeds: int = SEEDS,
     margin: float = MARGIN,
     settings: Sequence[str] = (),
-) -> Question:
+) -> QuestionFile:
     """The question of a setting with several values, in Hydra's grammar, and the overrides of all arms.
 
-    `settings` are those of the question itself, such as ablation.tune.trials=6. Of a text of the user's own, the recipe
-    is chosen by its size. Raises UserError.
+    `settings` are those of the question itself, such as margin=0.1 ablation.tune.trials=6. Of a text of the user's own,
+    the recipe is chosen by its size. Raises UserError.
     """
     ((key, swept),) = (values_of([change]) if "=" in change else {change: []}).items()
     values = [to_override_value(value) for value in swept]
     if len({*values}) < max(2, len(values)):
         raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
-    if seeds < 1:
-        raise UserError(f"seeds={seeds}: expected 1 or more, how many pairs of runs are made")
     common = with_recipe(overrides)
     typed = values_of(common)
     recipes = [str(name) for name in typed.get("experiment", [])]
@@ -153,7 +152,7 @@ def question_of(
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
-        "seeds": list(range(seeds)),
+        "seeds": seeds,
         "equivalence_margin": margin,
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
         "overrides": common,
@@ -162,12 +161,14 @@ def question_of(
     for setting, (value, *more) in values_of(settings).items():
         if more:
             raise UserError(f"{setting}: several values, expected one")
-        OmegaConf.update(question, setting.removeprefix("ablation."), value)
+        key = setting.removeprefix("ablation.")
+        OmegaConf.update(question, SHORT.get(key, key), value)
     question = OmegaConf.to_container(question, resolve=False)
+    question["seeds"] = _seeds(question["seeds"])
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 
-def read_question(path: Path, is_whole: bool = True) -> Question:
+def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
     """The question of a YAML file; a word where a list belongs is a list of one, seeds: 5 means 0 to 4.
 
     `is_whole`: nothing of it is typed elsewhere. Raises UserError with all that is wrong.
@@ -178,11 +179,10 @@ def read_question(path: Path, is_whole: bool = True) -> Question:
             raise UserError("expected keys with values, such as question, arms and seeds")
     schema: Any = OmegaConf.structured(AblationConfig)
     kinds, wrong = kinds_of(AblationConfig), list[str]()
-    content = {"equivalence_margin" if key == "margin" else key: value for key, value in content.items()}
+    content = {SHORT.get(key, key): value for key, value in content.items()}
     for key, value in content.items():
-        is_number = key == "seeds" and isinstance(value, int)
-        content[key] = [*range(value)] if is_number else _as_lists(kinds.get(key), value)
         try:
+            content[key] = _as_lists(kinds.get(key), _seeds(value) if key == "seeds" else value)
             with explaining([], kinds):
                 schema = OmegaConf.merge(schema, {key: content[key]})
         except UserError as error:
@@ -201,6 +201,14 @@ def read_question(path: Path, is_whole: bool = True) -> Question:
     return dict(content)
 
 
+def _seeds(value: Any) -> Any:
+    """The seeds of a question, of a number the first so many. Raises UserError."""
+    if isinstance(value, int | float) and float(value).is_integer():
+        return [*range(int(value))]
+    require(not isinstance(value, str | float), f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list of them")
+    return value
+
+
 def _as_lists(kind: Any, value: Any) -> Any:
     """A value of a file, with lists where its type has them."""
     origin, kinds = get_origin(kind), get_args(kind)
@@ -214,19 +222,18 @@ def _as_lists(kind: Any, value: Any) -> Any:
     return value
 
 
-def choose(question: Question) -> list[str]:
+def choose(question: QuestionFile) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
     ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
 
 
-def _as_file(question: Question) -> Question:
+def _as_file(question: QuestionFile) -> QuestionFile:
     """As a file of configs/ablation has it: ${key} is of a run, which is composed later."""
-    overrides = [re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]]
-    return question | {"overrides": overrides}
+    return question | {"overrides": [for_later(override) for override in question["overrides"]]}
 
 
-def write_question(question: Question, folder: Path, output_dir: str | None = None) -> Path:
+def write_question(question: QuestionFile, folder: Path, output_dir: str | None = None) -> Path:
     """The question as a file that `ablate FILE` asks, beside its answer; one that is there may have been edited."""
     path = folder / f"{question['name']}.yaml"
     if not path.exists():

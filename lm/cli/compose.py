@@ -1,8 +1,10 @@
 """Arguments to a dataclass: `parse` for the flat commands, Hydra for train and ablate."""
 
 import argparse
+import difflib
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING as NO_DEFAULT
@@ -130,6 +132,11 @@ def string(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
+def for_later(text: str) -> str:
+    """Text whose ${key} is left for a run, which is composed later."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
 def current_overrides() -> list[str]:
     """Those of the job that Hydra is running."""
     from hydra.core.hydra_config import HydraConfig
@@ -241,7 +248,11 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     if not run_dir:
         return None
     directory = RunDirectory(Path(expanded(run_dir, "run_dir")))
-    if not directory.path.exists() and not others:  # it may be mistyped
+    if not directory.path.exists() and {*others} <= {"threads"}:  # it may be mistyped
+        names = [path.parent.name for path in directory.path.parent.glob("*/config.yaml")]
+        if close := difflib.get_close_matches(directory.path.name, names, 1):
+            meant = shlex.quote(f"run_dir={directory.path.with_name(close[0])}")
+            raise UserError(f"run_dir={run_dir}: no such run; did you mean {meant}? seed=0 beside it starts a new one")
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     if not (content := directory.read_config()):
         return None

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
-from lm.cli.words import check_run, is_text, newest, split_words, with_folders, with_text
+from lm.cli.words import is_text, runs_of, split_words, with_folders, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
-from lm.config.checks import without_secrets
+from lm.config.checks import error_prefix, without_secrets
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.system.terminal import format_table
 
@@ -36,7 +37,6 @@ def run(args: list[str]) -> int:
 
 
 def score(config: EvaluateConfig) -> int:
-    config = replace(config, run_dir=newest()) if config.run_dir is None else config
     pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
@@ -44,12 +44,14 @@ def score(config: EvaluateConfig) -> int:
 
     for pair in pairs:
         check(pair)
-    several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
+    several = config.texts is not None or config.run_dir not in (None, pairs[0].run_dir)
+    bar = sys.stderr.isatty()
     scores, failed = list[dict[str, Any]](), list[UserError]()
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
         text = "validation text" if pair.data is None else without_secrets(pair.data.path or pair.data.source)
         try:
-            scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
+            with error_prefix(f"run_dir={pair.run_dir}, {text}") if several else nullcontext():
+                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
         except UserError as error:  # the others are scored all the same
             failed.append(error)
     if not scores:
@@ -86,7 +88,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
 
 def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
     """A configuration of one run and one text for each pair that is asked for. Raises UserError."""
-    runs, texts = listed(str(config.run_dir), "run_dir", folders=True), [config.data]
+    runs, texts = runs_of(config.run_dir), [config.data]
     if config.texts is not None:
         texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]
     for text in texts:
@@ -94,6 +96,4 @@ def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
             check_paths(config.data, TokenizerConfig())
         elif text is not None and not is_url(str(text.path)):
             local_files(str(text.path), key="texts")
-    for name in runs:
-        check_run(name)
     return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]

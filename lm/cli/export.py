@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.cli.words import newest, split_words, with_folders
+from lm.cli.words import runs_of, split_words, with_folders
 from lm.config import ExportConfig, UserError
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
@@ -26,7 +26,9 @@ def run(args: list[str]) -> None:
     config = parse(ExportConfig, with_folders(words, others))
     if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
         raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")
-    run_dir = newest() if config.run_dir is None else config.run_dir
+    run_dir, *further = runs_of(config.run_dir)
+    if further:
+        raise UserError(f"run_dir={config.run_dir}: names {1 + len(further)} runs, expected one")
     settings, result = _training_of(run_dir)  # raises UserError before the slow imports below
     from lm.formats.card import write_card
     from lm.formats.folder import load_model

@@ -18,12 +18,10 @@ from typing import Any
 from lm.cli import command_line
 from lm.cli.compose import parse
 from lm.cli.mistakes import kinds_of, whole_prompt
-from lm.cli.words import check_run, newest, split_words, with_folders
+from lm.cli.words import runs_of, split_words, with_folders
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading
-from lm.data.paths import listed
 from lm.system.terminal import format_table, printable
-from lm.training.run_directory import RunDirectory
 
 SCHEMA = GenerateConfig
 
@@ -31,9 +29,7 @@ SCHEMA = GenerateConfig
 def run(args: list[str]) -> None:
     config = parse(GenerateConfig, _with_words(args))
     prompts = _prompts(config)
-    names = listed(newest() if config.run_dir is None else config.run_dir, "run_dir", folders=True)
-    for name in names:
-        check_run(name)  # raises UserError before the slow imports below
+    names = runs_of(config.run_dir)  # raises UserError before the slow imports below
     from lm.formats.folder import load_model
     from lm.inference.decode import Sampling
     from lm.system.device import best_device, set_threads
@@ -43,9 +39,6 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     models = {}
     for name in names:
-        directory = RunDirectory(Path(name))
-        if directory.config.exists() and not directory.result.exists():
-            print(f"run_dir={name}: is unfinished; this is its model when it was stopped", file=sys.stderr)
         net, tokenizer = load_model(name, config.trust)
         models[name] = net.to(best_device()), tokenizer
     for turn, prompt in enumerate(prompts):  # of several that are typed, each is drawn anew

@@ -58,26 +58,22 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     """What --help prints, of train a screen unless `all` is asked. With --config-dir its choices are listed too."""
     start = shlex.join(command_prefix(command))
     choices = _choices(command, args)
-    if command == "train" and "all" not in args:
-        return "\n".join(_screen(start, choices))
-    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
-    if command in EXAMPLES:
-        parts.append(f"Example: {start} {EXAMPLES[command]}")
-    if command in GROUPS:
-        parts.append("Groups, each chosen by group=name:")
-        parts.append("\n".join(f"  {group}: {', '.join(names)}" for group, names in choices.items()))
     values = compose("train", [], RunConfig) if schema is RunConfig else None
-    lines = {setting.key: _line(setting) for setting in settings(schema, values)}
+    every = {setting.key: setting for setting in settings(schema, values)}
     if command == "train":
-        parts.append("A text of your own is trained by a recipe that suits its size, unless experiment= names another:")
-        sizes = [f"  up to {most / 1e3:,.0f} kB: experiment={name}" for most, name in RECIPES]
-        parts.append("\n".join([*sizes, "  larger texts: experiment=none, the default run"]))
-        parts.append("Settings, each changed by key=value, here with its default. Those that are changed most:")
-        parts.append("\n".join(lines.pop(key) for key in USUAL))
-        parts.append(f"All others ({start} --cfg job shows them as they are with the choices and settings behind it):")
+        screen = [*_screen(start, choices, [every.pop(key) for key in USUAL])]
+        if "all" not in args:
+            return "\n".join(map(_cut, screen))
+        sizes = ", ".join(f"up to {most / 1e3:,.0f} kB {name}" for most, name in RECIPES)
+        parts = ["\n".join(screen), f"The experiment by the size of a text: {sizes}, and none above."]
+        parts += [f"Further settings ({start} --cfg job shows them as they are with these choices):"]
     else:
+        parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
+        parts += [f"Example: {start} {EXAMPLES[command]}"] if command in EXAMPLES else []
+        listed = [f"  {group}: {', '.join(names)}" for group, names in choices.items()]
+        parts += ["Groups, each chosen by group=name:", "\n".join(listed)] if listed else []
         parts.append("Settings, each changed by key=value, here with its default:")
-    return "\n\n".join([*parts, "\n".join(lines.values())])
+    return "\n\n".join([*parts, "\n".join(map(_line, every.values()))])
 
 
 def _choices(command: str, args: Sequence[str]) -> dict[str, list[str]]:
@@ -88,22 +84,23 @@ def _choices(command: str, args: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def _screen(start: str, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The lines of train's --help: the settings that are changed most, and of each group as many choices as fit."""
+def _screen(start: str, choices: Mapping[str, Sequence[str]], usual: Sequence[Setting]) -> Iterator[str]:
+    """The lines of train's --help: the settings that are changed most, and the groups, their usual choices first."""
     yield f"Train one run: {start} [TEXT] [group=choice] [key=value ...]"
     yield "TEXT is a file, folder, glob or address; its size chooses the experiment. The"
     yield "same command resumes or shows its run; -m head=tied,untied seed=0,1 makes four."
     yield f"Example: {start} {EXAMPLES['train']}"
     yield "Settings, by key=value, with defaults, and groups; --help all has the rest:"
-    defaults = {setting.key: setting for setting in settings(RunConfig, compose("train", [], RunConfig))}
-    for key, _, value, meaning in map(defaults.__getitem__, USUAL):
-        line = f"{f'  {key}={to_override_value(value)}':28} "
-        yield line + textwrap.shorten(meaning, SCREEN - len(line), placeholder=" ...")
+    for key, _, value, meaning in usual:
+        yield f"{f'  {key}={to_override_value(value)}':28} {meaning}"
     for group, names in choices.items():
         words = MEANINGS[group]
         ordered = [*words, *(name for name in names if name not in words)]
-        shown = (f"{name} ({words[name]})" if words.get(name) else name for name in ordered)
-        yield "  " + textwrap.shorten(f"{group}: {', '.join(shown)}", SCREEN - 2, placeholder=" ...")
+        yield f"  {group}: {', '.join(f'{name} ({words[name]})' if words.get(name) else name for name in ordered)}"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= SCREEN else f"{line[: SCREEN - 3].rpartition(' ')[0]} ..."
 
 
 def _line(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.cli.words import newest, split_words, with_folders
+from lm.cli.words import runs_of, split_words, with_folders
 from lm.config import UserError
 from lm.config.commands import LookConfig
 from lm.data.paths import listed
@@ -38,7 +38,7 @@ def run(args: list[str]) -> None:
         runs = folders_with(MARKS, folder)
         return dict(sorted(runs.items(), key=lambda item: item[1] != first))  # the page opens with the first one
 
-    first = None if names or newest_run(folder) is None else Path(newest(folder))
+    first = None if names or newest_run(folder) is None else Path(runs_of(None, folder)[0])
     set_threads(config.threads)
     try:
         ablation = folder if not names and (folder / "ablation.json").exists() else None

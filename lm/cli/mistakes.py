@@ -141,10 +141,10 @@ def _with_all(words: list[str], args: Sequence[str], kinds: Kinds) -> list[str]:
     meant = []
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         key, equals, value = arg.lstrip("-").partition("=")
-        if equals or arg.startswith("-"):
+        if (equals or arg.startswith("-")) and key not in kinds:
             value = value if equals else "VALUE" if "=" in following or following[:1] in ("", "-") else following
-            pair = None if key in kinds else meaning(key, value, kinds)
-            meant += [_assigned(*pair, kinds)] if pair else []
+            similar = _similar(key.replace("-", "_"), value, kinds)
+            meant += similar if len(similar) == 1 else []
     return [" ".join(meant)] if words[:1] and words[0] in meant else words
 
 
@@ -185,10 +185,8 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         from lm.cli.words import describe_epochs
 
         return describe_epochs(value, args)
-    if word in RESUME:
-        if os.path.isdir(value):
-            return f"did you mean {shlex.quote(f'run_dir={value}')}?"
-        return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
+    if word in RESUME and not os.path.isdir(value):
+        return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line(args)
     if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
         return f"is for an ablation; did you mean {command_line('ablate', *args)}?"
     is_own = key in kinds or meaning(key, value, kinds)
@@ -196,10 +194,12 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
     return f"is a setting of another command; {command_line(command, '--help')} tells of it" if command else ""
 
 
-def resume_line() -> str:
-    """How a run is resumed."""
+def resume_line(args: Sequence[str] = ()) -> str:
+    """How a run is resumed: the one that is typed, or else the newest that can be."""
     from lm.runs.find import newest_run
 
+    if typed := [arg for arg in args if arg.startswith("run_dir=")]:
+        return f"did you mean {command_line('train', typed[-1])}?"
     run = newest_run(Path("runs"), finished=False)
     line = "" if run is None else f"; {command_line('train', f'run_dir={run}')} resumes the newest"
     return f"the same command as before resumes its run by itself{line or '; none below runs/ is unfinished'}"

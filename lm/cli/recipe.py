@@ -6,7 +6,7 @@ of a run and a resume see an ordinary override. docs/own-text.md has what each r
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -91,14 +91,17 @@ def _is_decided(typed: Values) -> bool:
 def _recipe_of_texts(typed: Values) -> list[str]:
     """The recipe of the texts that are typed; none where run_dir names a run, if its text is gone or far away."""
     texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
+    column = str(typed.get("data.column", ["text"])[0])
     run_dir = Path(expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir"))
     if os.path.exists(run_dir / "result.json") and any(is_url(str(path)) for _, path, _ in texts):
         return []
     try:
-        sizes = {str(path): min(bytes_of(str(path), str(kind)), most or inf) for kind, path, most in texts}
+        sizes = {str(path): min(bytes_of(str(path), str(kind), column), most or inf) for kind, path, most in texts}
     except UserError as error:
         if os.path.exists(run_dir / "config.yaml"):
             return []
+        if any(os.path.exists(str(path)) for _, path, _ in texts):
+            raise
         raise UserError(f"{error}; run_dir=RUN shows a finished run without its text") from error
     for path, size in sizes.items():
         if size < MIN_BYTES:
@@ -119,21 +122,34 @@ def _in_words(size: float) -> str:
     return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
-def bytes_of(path: str, kind: str) -> int:
-    """The bytes of a text, decompressed, as far as they decide its recipe."""
+def bytes_of(path: str, kind: str, column: str = "text") -> int:
+    """The bytes of a text, decompressed and of a table those of a column, as far as they decide its recipe."""
     total, enough = 0, RECIPES[-1][0]
     path = path if is_url(path) else expanded(path, "data.path")
     files = [path] if is_url(path) else local_files(path, SUFFIXES.get(kind, ())).values()
     for file in files:
-        if isinstance(file, Path) and not file.name.lower().endswith(COMPRESSED):
+        if kind == "text" and isinstance(file, Path) and not file.name.lower().endswith(COMPRESSED):
             total += file.stat().st_size
             continue
-        from lm.data.tables import BLOCK, open_file, reading_from
+        from lm.data.tables import reading_from
 
-        with reading_from(f"data.path={path}", kind), open_file(file) as content:
-            while total <= enough and (block := content.read(BLOCK)):
-                total += len(block)
+        with reading_from(str(file) if isinstance(file, Path) else f"data.path={path}", kind):
+            for piece in _pieces(file, kind, column):
+                total += len(piece)
+                if total > enough:
+                    return total
     return total
+
+
+def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
+    from lm.data.tables import BLOCK, READERS, documents_of, open_file
+
+    if kind in READERS:
+        yield from (text for _, (text,) in documents_of(READERS[kind](file, column), column))
+        return
+    with open_file(file) as content:
+        while block := content.read(BLOCK):
+            yield block
 
 
 def replacing(names: Sequence[str], typed: Values, config_dir: str | None = None) -> list[str]:

@@ -1,11 +1,8 @@
 """The tables that train and evaluate print."""
 
-import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from lm.cli import command_line
@@ -17,6 +14,7 @@ from lm.runs.find import newest_run
 from lm.system.terminal import duration, printable, wrapped
 
 Rows = list[tuple[str, ...]]
+FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # of a run of a sweep
 GREEDY_LINES = 4  # shown: what follows often repeats them
 WORDS = 24  # characters of a prompt to paste
 
@@ -52,26 +50,23 @@ def plan(forecast: dict[str, Any]) -> Rows:
 
 def sweep(finished: Sequence[tuple[Sequence[str], dict[str, Any]]]) -> Rows:
     """Overrides and results of a sweep: a column for each setting that was swept, a row for each set of seeds."""
+    import pandas as pd  # which takes a second
+
     words = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
     keys = dict.fromkeys(key for own in words for key in own if key not in ("seed", "run_dir"))
     swept = [key for key in keys if len({own.get(key) for own in words}) > 1]
-    sets: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for own, (_, result) in zip(words, finished, strict=True):
-        sets[tuple(without_secrets(own.get(key, "")) for key in swept)][result["seed"]] = result
-    several = max(map(len, sets.values())) > 1
-    scores = ("val_loss", "val_bpb") if several else ("val_loss", "val_bpb", "val_top1")
-    heads = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb") if several else scores
+    sets = [tuple(without_secrets(own.get(key, "")) for key in swept) for own in words]
+    frame = pd.DataFrame([{key: result[key] for key in FIGURES} for _, result in finished])
+    groups = frame.assign(set=sets).drop_duplicates(["set", "seed"]).groupby("set", sort=False)
+    several = groups.size().max() > 1
+    heads = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb") if several else FIGURES[1:4]
     rows: Rows = [(*swept, *heads, "parameters", "seconds")]
-    for values, by_seed in sets.items():
-        means = [f"{fmean(result[key] for result in by_seed.values()):.4f}" for key in scores]
-        if several:
-            n, spread = len(by_seed), ["", ""]
-            if n > 1:
-                sd = stdev(result["val_loss"] for result in by_seed.values())
-                spread = [f"{sd:.4f}", f"{sd / math.sqrt(n):.4f}"]
-            means = [str(n), means[0], *spread, means[1]]
-        n_params, seconds = (fmean(result[key] for result in by_seed.values()) for key in ("n_params", "seconds"))
-        rows.append((*values, *means, f"{n_params:,.0f}", f"{seconds:.0f}"))
+    for values, own in groups:
+        loss, mean = own["val_loss"], own[[*FIGURES]].mean()
+        scores = (mean["val_loss"], loss.std(), loss.sem(), mean["val_bpb"]) if several else mean[[*heads]]
+        cells = ["" if pd.isna(score) else f"{score:.4f}" for score in scores]
+        size = [str(len(own))] if several else []
+        rows.append((*values, *size, *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
     return rows
 
 
@@ -82,7 +77,7 @@ def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:
         for score in scores
     ]
     if several:
-        return [tuple(plain[0]), *(tuple(map(_number, score.values())) for score in plain)]
+        return _rows(plain)
     return [(key, _number(value)) for key, value in plain[0].items() if key not in ("run", "text")]
 
 
@@ -92,16 +87,12 @@ def detail_tables(scores: list[dict[str, Any]], several: bool) -> Iterator[tuple
         if "ece" not in score:
             continue
         place = f" ({score['run']}, {score['text']})" if several else ""
-        rows: Rows = [("probability", "mean", "accuracy", "tokens")]
-        for row in score["calibration"]:
-            bounds = f"{row['from']:.1f} to {row['to']:.1f}"
-            rows.append((bounds, f"{row['confidence']:.4f}", f"{row['accuracy']:.4f}", f"{row['tokens']:,}"))
-        yield f"Calibration of the most probable token{place}", rows
-        rows = [("band", "vocabulary", f"occurrences in {score['frequency_in']}", "loss", "tokens")]
-        for row in score["by_frequency"]:
-            bounds = f"{row['least']:,} to {row['most']:,}"
-            rows.append((str(row["band"]), str(row["vocabulary"]), bounds, _number(row["loss"]), f"{row['tokens']:,}"))
-        yield f"Loss by the frequency of the target{place}", rows
+        yield f"Calibration of the most probable token{place}", _rows(score["calibration"])
+        yield f"Loss by the frequency of the target in {score['frequency_in']}{place}", _rows(score["by_frequency"])
+
+
+def _rows(records: Sequence[Mapping[str, Any]]) -> Rows:
+    return [tuple(records[0]), *(tuple(map(_number, record.values())) for record in records)]
 
 
 def _number(value: Any) -> str:

@@ -9,8 +9,6 @@ lm-lab train -m head=tied,untied seed=0,1,2
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,22 +95,8 @@ def prepare(flags: Namespace) -> list[str]:
     return with_recipe(words, flags.config_dir)
 
 
-@contextmanager
-def _no_record_of_nothing(record: Path) -> Iterator[None]:
-    """Hydra writes the record of a sweep before it composes the jobs: a sweep that is refused leaves none."""
-    before = {*record.parent.glob("*")}
-    try:
-        yield
-    finally:
-        if not finished and {*record.parent.glob("*")} - before == {record}:
-            record.unlink()
-            with suppress(OSError):  # it holds something
-                record.parent.rmdir()
-
-
 def run(args: list[str]) -> None:
     register("train", RunConfig)
-    with _no_record_of_nothing(Path("runs/multirun.yaml")):  # configs/quiet.yaml
-        run_hydra(program, args, kinds_of(RunConfig), prepare)
+    run_hydra(program, args, kinds_of(RunConfig), prepare)
     if len(finished) > 1:
         print(format_table(sweep(finished)))

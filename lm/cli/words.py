@@ -16,7 +16,7 @@ from lm.cli.aliases import EPOCHS, RESUME, command_of, meaning
 from lm.cli.mistakes import Kinds, explain_non_override, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
 from lm.config.identity import flat, key_of
-from lm.data.paths import COMPRESSED, is_url
+from lm.data.paths import COMPRESSED, is_url, listed
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
@@ -139,26 +139,33 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
     return [*([f"{key}={value}"] if folders else []), *settings]
 
 
-def check_run(run_dir: str) -> None:
+def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
+    """The folders that run_dir names, each with a model, or else the newest run, which is said. Raises UserError."""
+    from lm.runs.find import newest_run
+
+    if run_dir is not None:
+        names = listed(run_dir, "run_dir", folders=True)
+        for name in names:
+            _check_run(name)
+            directory = RunDirectory(Path(name))
+            if directory.config.exists() and not directory.result.exists():
+                log.warning("run_dir=%s: is unfinished; this is its model when it was stopped", name)
+        return names
+    if (path := newest_run(folder)) is None:
+        other = shlex.quote(f"run_dir={newest_run(folder, finished=False) or 'RUN'}")
+        raise UserError(f"run_dir: there is no finished run below {folder}/; {other} names another")
+    log.info("run_dir=%s: the newest finished run below %s/", path, folder)
+    return [str(path)]
+
+
+def _check_run(run_dir: str) -> None:
     """Raise UserError if there is no model; in a folder of runs, such as that of an ablation, with its runs."""
     try:
         model_folder(run_dir)
     except UserError as error:
-        models = [path for depth in ("*", "*/*") for path in Path(run_dir).glob(f"{depth}/model/config.json")]
+        models = sorted(path for depth in ("*", "*/*") for path in Path(run_dir).glob(f"{depth}/model/config.json"))
         if not models:
             raise
-        runs = [shlex.quote(f"run_dir={path.parents[1]}") for path in sorted(models)]
-        more = [f"one of {len(runs) - N_OFFERED} more there"] if runs[N_OFFERED:] else []
-        listed = " or ".join([*runs[:N_OFFERED], *more])
-        raise UserError(f"run_dir={run_dir}: is a folder of runs; did you mean {listed}?") from error
-
-
-def newest(folder: Path = Path("runs")) -> str:
-    """The run that a command takes if none is named, which is said. Raises UserError if there is none."""
-    from lm.runs.find import newest_run
-
-    if (path := newest_run(folder)) is None:
-        run_dir = shlex.quote(f"run_dir={newest_run(folder, finished=False) or 'RUN'}")
-        raise UserError(f"run_dir: there is no finished run below {folder}/; {run_dir} names another")
-    log.info("run_dir=%s: the newest finished run below %s/", path, folder)
-    return str(path)
+        runs = [shlex.quote(f"run_dir={path.parents[1]}") for path in models[:N_OFFERED]]
+        runs += [f"one of {len(models) - N_OFFERED} more there"] if models[N_OFFERED:] else []
+        raise UserError(f"run_dir={run_dir}: is a folder of runs; did you mean {' or '.join(runs)}?") from error

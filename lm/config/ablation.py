@@ -126,14 +126,12 @@ class AblationConfig(Question):
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
         for key, names_of_arms in references.items():
-            for name in names_of_arms:
-                if name not in self.arms:
-                    refuse(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+            for name in sorted({*names_of_arms} - self.arms.keys()):
+                refuse(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         pairs = self.pairs()
-        for arm in self.primary:
-            if arm not in pairs:
-                refuse(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
+            if arm in self.primary and arm not in pairs:
+                refuse(f"ablation.primary: {arm} is compared with no other arm")
             if self.baselines.get(arm) == arm:
                 refuse(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
@@ -184,8 +182,8 @@ class AblationConfig(Question):
 
     def root(self, arm: str) -> str:
         """The arm at the end of the chain of baselines; its budget is that of every arm in the chain."""
-        seen = [arm]
-        while (other := self.pairs().get(seen[-1])) is not None:
+        seen, pairs = [arm], self.pairs()
+        while (other := pairs.get(seen[-1])) is not None:
             if other in seen:
                 raise UserError(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)

@@ -5,10 +5,13 @@ from dataclasses import asdict, dataclass
 from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
 
-FIGURES = (".svg", ".png")
 OF_A_TEXT = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows", "max_bytes"}
 OF_A_TEXT |= {"cache_dir", "verify"}  # settings of data that say which text is read
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}  # the default first
+
+
+def _require_figure(plot: str | None) -> None:
+    require(plot is None or plot.endswith((".svg", ".png")), f"plot={plot}", "a name that ends in .svg or .png")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,9 +62,8 @@ class EvaluateConfig:
                     raise UserError(f"data.{key}={value}: is for training{advice}")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
-        if self.plot is not None:
-            self.details = True
-            require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
+        self.details |= self.plot is not None
+        _require_figure(self.plot)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +93,7 @@ class RunsConfig:
 
     def __post_init__(self) -> None:
         expand_paths("", self, "folder", "plot", "csv")
-        if self.plot is not None:
-            require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
+        _require_figure(self.plot)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -64,14 +64,11 @@ class ModelConfig:
         require_min(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
         require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
-        if self.position != "rope":
-            for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
-                value = getattr(self, key)
-                require(not value, f"model.{key}={value}", f"{default} with model.position={self.position}")
-        if self.norm == "none":
-            for key, default in {"previous_token_init": "0", "qk_norm": "false"}.items():
-                value = getattr(self, key)
-                require(not value, f"model.{key}={value}", f"{default} with model.norm=none")
+        without_rope = {"previous_token_init": "0", "rope_scaling": "null"} if self.position != "rope" else {}
+        without_norm = {"previous_token_init": "0", "qk_norm": "false"} if self.norm == "none" else {}
+        for choice, defaults in ((f"position={self.position}", without_rope), ("norm=none", without_norm)):
+            for key, default in defaults.items():
+                require(not getattr(self, key), f"model.{key}={getattr(self, key)}", f"{default} with model.{choice}")
         if self.d_head is None and self.d_model % self.n_heads:
             refuse(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         elif self.position == "rope" and self.head_dim % 2:

@@ -110,11 +110,11 @@ def _literal_part(pattern: Path) -> Path:
 
 def _walk(root: Path) -> Iterator[Path]:
     """The files below a folder, without hidden ones. Links are followed."""
-    for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, subfolders, names in os.walk(root, onerror=raise_error, followlinks=True):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
-def refuse(error: OSError) -> NoReturn:
+def raise_error(error: OSError) -> NoReturn:
     """For os.walk, which would skip a folder that it cannot read."""
     raise error

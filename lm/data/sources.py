@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lm.config import DataConfig, UserError
-from lm.data.paths import SUFFIXES, is_url, local_files, refuse, suffix
+from lm.data.paths import SUFFIXES, is_url, local_files, raise_error, suffix
 from lm.data.servers import ask, file_version, hub_cells, hub_commit
 from lm.data.tables import BLOCK, READERS, documents_of, open_file, reading_from
 from lm.system.files import json_sha256
@@ -228,7 +228,7 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
 def _stdlib() -> Names:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
-    for folder, below, names in os.walk(root, onerror=refuse):
+    for folder, below, names in os.walk(root, onerror=raise_error):
         below[:] = [name for name in below if name not in EXCLUDED]  # not descended into: site-packages may be large
         files += (Path(folder, name) for name in names if name.endswith(".py") and name not in EXCLUDED)
     local = ("_sysconfigdata", "config-")  # these hold paths of the machine
