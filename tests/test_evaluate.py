@@ -247,7 +247,7 @@ def test_weights_without_a_loss_are_named(place: Path, tmp_path: Path, capsys: p
     assert score(asked(place, run_dir=f"[{tmp_path},{place}/a]", data=text, details=True)) == 2
     out, err = capsys.readouterr()
     assert [row["run"] for row in json.loads(out)] == [f"{place}/a"]
-    assert f"error: run_dir={tmp_path}: the loss is nan" in err
+    assert (f"error: run_dir={tmp_path}, {place / 'one.txt'}: " in err, "the loss is nan" in err) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def test_sizes_of_recipes_rise() -> None:
     "typed",
     [
         "experiment=none",
+        "experiment=null",
         "experiment=chars",
         "init_from=x",
         "data.overfit_batches=1",
-        "trainer=overfit",
         "trainer=debug",
     ],
 )
