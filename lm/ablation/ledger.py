@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +56,15 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
 
 
 def asked_before(path: Path, plan: "Plan", is_new: bool) -> str:
-    """In words, how often the question was asked with some of its seeds, elsewhere or, if its folder is new, anywhere.
+    """In words, how often the question was asked before with some of its seeds; empty if it was not.
 
-    Empty if it was not.
+    If its folder is not new, that is before it was asked there.
     """
     lines = _lines(plan)
     questions, seeds = {line["question"] for line in lines}, {seed for line in lines for seed in line["seeds"].split()}
     rows = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] in questions]
-    rows = [row for row in rows if (is_new or row["folder"] != lines[0]["folder"]) and seeds & {*row["seeds"].split()}]
+    rows = [*takewhile(lambda row: is_new or row["folder"] != lines[0]["folder"], rows)]
+    rows = [row for row in rows if seeds & {*row["seeds"].split()}]
     return f"{len(rows)} time{'s' * (len(rows) > 1)}, last in {rows[-1]['folder']}" if rows else ""
 
 

@@ -287,9 +287,10 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
     """The seeds that are reported, the arms that are stopped, and the reported runs up to the next decision.
 
     A decision waits until all runs before it have ended: a missing one could change it. Where one has failed nothing is
-    decided, for the runs that are left would decide, and the ablation goes on.
+    decided, for the runs that are left would decide, and the ablation goes on. What was judged by more seeds stays so.
     """
-    config, stopped = plan.config, list[str]()
+    config, before, stopped = plan.config, plan.before, list[str]()
+    judged = len(before.seeds) if before.ended and before.looks == config.looks else 0
     ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
     for n in sorted({*config.looks, config.futility or len(config.seeds), len(config.seeds)}):
         runs = [run for run in _of_seeds(plan, tuned, n, stopped) if run.arm in ready]
@@ -304,7 +305,7 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
             known = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
             stopped = [arm for arm in known if behind[[arm]].all()]  # under every budget
             record = replace(record, stopped=stopped)
-        if n in config.looks and not failed:
+        if n in config.looks and n >= judged and not failed:
             contrasts = results_of(record, plan.reader).contrasts
             asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
             is_open = asked & (contrasts["verdict"] == "undecided") & (contrasts["undecided_by"] != "futility")

@@ -151,10 +151,15 @@ def of_today(content: dict[str, Any]) -> dict[str, Any]:
     for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    if ended := content.pop("analyses", [])[:-1]:
+    designs, ended = content.setdefault("designs_seen", []), content.pop("analyses", [])
+    for seeds in (
+        own for own in ended if len(own) > 1 and own not in [content["seeds"], *(d["seeds"] for d in designs)]
+    ):
         design = {"arms": {name: arm["overrides"] for name, arm in content["arms"].items()}}
         design |= {key: content[key] for key in DESIGN if key in content}
-        content["designs_seen"] = [design | {"contrasts": {}, "seeds": seeds} for seeds in ended]
+        designs.append(design | {"seeds": seeds} | ({} if "pairs" in content else {"contrasts": {}}))
+    for design in designs:
+        design.setdefault("minutes", content.get("minutes"))
     if "pairs" in content:
         return content
     arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]

@@ -165,6 +165,8 @@ def question_of(
         OmegaConf.update(question, SHORT.get(key, key), value)
     question = OmegaConf.to_container(question, resolve=False)
     question["seeds"] = _seeds(question["seeds"])
+    if isinstance(given := question["equivalence_margin"], int):
+        question["equivalence_margin"] = float(given)  # the same name as in Python
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 

@@ -224,7 +224,9 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
     differing = {f"model.{key}": value for key, value in model.items() if not agrees(key, config.model[key], value)}
     for key, value in tokenizer.items():
-        if config.tokenizer[key] not in (value, base.typed.get(key)):
+        yielded, asked = base.typed.get(key), config.tokenizer[key]
+        is_more = key == "vocab_size" and None not in (yielded, asked) and asked > yielded  # than its text yields
+        if asked not in (value, yielded) and not is_more:
             differing[f"tokenizer.{key}"] = base.typed.get(key, value)
     if config.init_sha256 not in (None, base.sha256):
         differing["init_sha256"] = base.sha256
@@ -250,7 +252,8 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     directory = RunDirectory(Path(expanded(run_dir, "run_dir")))
     if not directory.path.exists() and {*others} <= {"threads"}:  # it may be mistyped
         names = [path.parent.name for path in directory.path.parent.glob("*/config.yaml")]
-        if close := difflib.get_close_matches(directory.path.name, names, 1):
+        close = difflib.get_close_matches(directory.path.name, names, 1)
+        if close and {*keys} <= {"run_dir", "threads"}:
             meant = shlex.quote(f"run_dir={directory.path.with_name(close[0])}")
             raise UserError(f"run_dir={run_dir}: no such run; did you mean {meant}? seed=0 beside it starts a new one")
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
@@ -262,13 +265,15 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
         if any(key.partition(".")[0] not in typed or _at(saved, key) != _at(typed, key) for key in others):
             return None
         _refuse_foreign_classes(saved["model"], others)
+        if saved["data"]["source"] != "hub":  # whose paths are no files
+            paths = {key: from_above(directory.path, saved["data"][key]) for key in ("path", "val_path")}
+            saved["data"] = saved["data"] | paths
         for key in sorted(applied, key=len):  # a group before what it holds
             group, _, name = key.rpartition(".")
             _at(saved, group)[name] = _at(typed, key)
         if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):
             saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
         run: RunConfig = build(RunConfig, saved)
-    run.data.path, run.data.val_path = (from_above(directory.path, own) for own in (run.data.path, run.data.val_path))
     tokenizer = directory.model / "tokenizer.json"
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
         run.tokenizer = replace(run.tokenizer, path=str(tokenizer))

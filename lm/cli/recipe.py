@@ -123,7 +123,7 @@ def _in_words(size: float) -> str:
 
 
 def bytes_of(path: str, kind: str, column: str = "text") -> int:
-    """The bytes of a text, decompressed and of a table those of a column, as far as they decide its recipe."""
+    """The bytes of a text, decompressed and of a local table those of a column, as far as they decide its recipe."""
     total, enough = 0, RECIPES[-1][0]
     path = path if is_url(path) else expanded(path, "data.path")
     files = [path] if is_url(path) else local_files(path, SUFFIXES.get(kind, ())).values()
@@ -144,7 +144,7 @@ def bytes_of(path: str, kind: str, column: str = "text") -> int:
 def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
     from lm.data.tables import BLOCK, READERS, documents_of, open_file
 
-    if kind in READERS:
+    if kind in READERS and isinstance(file, Path):
         yield from (text for _, (text,) in documents_of(READERS[kind](file, column), column))
         return
     with open_file(file) as content:

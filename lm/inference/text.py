@@ -42,7 +42,8 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
     for place in (config.path or "", config.val_path or ""):
         if not trust and (config.source == "hub" or "://" in place):
             raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
-    config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
+    if config.source != "hub":
+        config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not Path(os.path.expanduser(config.cache_dir), "tokens").is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return config, tokenizer, hashes

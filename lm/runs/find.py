@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def find_runs(folder: Path) -> list[FoundRun]:
 
 def _identity(path: Path) -> tuple[int, int] | Path:
     """Of a file, by whatever name; of one that is not there, its path."""
-    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else path
+    with suppress(OSError):
+        return path.stat().st_dev, path.stat().st_ino
+    return path
 
 
 def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
