@@ -88,8 +88,8 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
     """Link the files of the run from an ablation of the series that has finished it under the same hash."""
     kind, name = run.run_dir.split("/")
     copy = run.files.run_dir.parents[1] / ".partial"
-    found = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
-    for path in found if not run.files.run_dir.exists() else ():  # else it has begun here
+    results = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
+    for path in results if not run.files.run_dir.exists() else ():  # else it has begun here
         with suppress(OSError):  # of another file system
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(path.parent, copy, copy_function=os.link)

@@ -15,7 +15,7 @@ from scipy import special
 
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import ALPHA, ROUNDING, SAME, Comparison, judge
+from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge
 from lm.config.ablation import METRICS, weighted_sum
 from lm.config.identity import key_of
 from lm.report.pages import fixed, signed
@@ -84,8 +84,8 @@ def compare(
         for budget in record.budgets
         for name, weights in named
     ]
-    found = {member.key: combine_regrets(member.weights, regrets) for member in members}
-    tunings = {key: tuning for key, tuning in found.items() if tuning}
+    combined = {member.key: combine_regrets(member.weights, regrets) for member in members}
+    tunings = {key: tuning for key, tuning in combined.items() if tuning}
     tested = dict[str, Comparison]()
     for family in FAMILIES:
         own = {member.key: member for member in members if member.family == family}
@@ -260,8 +260,8 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
     if mean is None:
         return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
     if low is None or high is None:
-        one = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
-        return f"{undecided}: {_difference(contrast)}{one}{costs}."
+        reason = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
+        return f"{undecided}: {_difference(contrast)}{reason}{costs}."
     digits = digits_of(vars(contrast))
 
     def with_interval(level: float, low: float, high: float) -> str:
@@ -310,7 +310,7 @@ def _difference(contrast: Contrast, *about: str) -> str:
 
 
 def _limit(contrast: Contrast) -> str:
-    if (contrast.sd or 0.0) <= SAME * abs(contrast.mean_difference or 0.0):
+    if are_equal(contrast.sd or 0.0, contrast.mean_difference or 0.0):
         what = "no test" if contrast.p is None else "a weak test"
         return f"{contrast.n_seeds} equal differences are {what}: more seeds are needed"
     detectable = f"{fixed(contrast.minimum_detectable, digits_of(vars(contrast)))} is detectable"

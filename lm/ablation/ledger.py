@@ -72,8 +72,8 @@ def record_asked(path: Path, plan: "Plan") -> None:
     """Add the comparisons that are asked for and are not there. One is known by its runs, wherever they are."""
     with _locked(path):
         rows = read_ledger(path)
-        known = {row["comparison"] for row in rows}
-        if added := [line for line in _lines(plan) if line["comparison"] not in known]:
+        recorded = {row["comparison"] for row in rows}
+        if added := [line for line in _lines(plan) if line["comparison"] not in recorded]:
             _write(path, [*rows, *added])
 
 
@@ -105,11 +105,6 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
 def folders_of(path: Path) -> set[Path]:
     """Of the ablations of a series."""
     return {Path(row["folder"]).resolve() for row in read_ledger(path)}
-
-
-def used_seeds(rows: Sequence[dict[str, str]]) -> set[int]:
-    """Of reported runs and of trials."""
-    return {int(seed) for row in rows for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
 
 
 def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
@@ -165,12 +160,12 @@ def series_table(frame: pd.DataFrame) -> str:
         p = "" if row["p"] is None else f"{row['p']:.2g}"
         name = f"{row['arm']}{': ' if ' ' in row['baseline'] else ' - '}{row['baseline']}"  # of a sum its formula
         name += f" at equal {BUDGET_NAMES[row['budget']]}" if len({*frame["budget"]}) > 1 else ""
-        verdict, in_series = row["verdict"] or "not ended", row["series_verdict"] or ""
+        verdict, of_series = row["verdict"] or "not ended", row["series_verdict"] or ""
         numbers = (str(row["pairs"]), difference, p)
-        table.append((str(i), name, row["folder"], *numbers, verdict, f"{row['level']:.2g}", in_series))
-    found = int((frame["series_verdict"].isin(["better", "worse"])).sum())
-    plain = int((frame["verdict"].isin(["better", "worse"])).sum())
-    rule = f"of {len(frame)} comparisons {plain} are called better or worse, {found} in the series: LOND holds the"
+        table.append((str(i), name, row["folder"], *numbers, verdict, f"{row['level']:.2g}", of_series))
+    in_series = int((frame["series_verdict"].isin(["better", "worse"])).sum())
+    alone = int((frame["verdict"].isin(["better", "worse"])).sum())
+    rule = f"of {len(frame)} comparisons {alone} are called better or worse, {in_series} in the series: LOND holds the"
     return f"{format_table(table)}\n\n{rule} expected share of wrong ones among them at {ALPHA:g}"
 
 
@@ -261,7 +256,8 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
     else:
         n = len(record.seeds)
-        fresh = [*islice(_fresh(record, used_seeds(ledger)), n + len(record.tune.seeds))]
+        used = {int(seed) for row in ledger for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
+        fresh = [*islice(_fresh(record, used), n + len(record.tune.seeds))]
         seeds, tuning_seeds = fresh[:n], fresh[n:]
         if len(tuning_seeds) < len(record.tune.seeds):
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")

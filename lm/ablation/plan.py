@@ -164,8 +164,8 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     trials = [arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in untuned]
     mean = sum(trials) / len(trials) if trials else 0.0
     is_open = {arm.name for arm in untuned}
-    known = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open)
-    least, most = ((known + mean * n) / plan.record.workers for n in step.n_trials)
+    decided = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open)
+    least, most = ((decided + mean * n) / plan.record.workers for n in step.n_trials)
     return least, most
 
 
@@ -302,8 +302,8 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         if n == config.futility:
             means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
             behind = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1) >= 0  # not where it is unknown
-            known = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
-            stopped = [arm for arm in known if behind[[arm]].all()]  # under every budget
+            whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
+            stopped = [arm for arm in whole if behind[[arm]].all()]  # under every budget
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:
             contrasts = results_of(record, plan.reader).contrasts
@@ -341,8 +341,8 @@ def make_plan(
     the user can mend.
     """
     ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
-    most = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
-    threads = set_threads(before.threads if before else most)  # of every run that does not set its own
+    most_threads = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
+    threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
     record = before or AblationRecord(**question_of(ablation))
     arms = build_arms(ablation, runs, threads, record.arms, texts)
     if base is not None:

@@ -151,10 +151,10 @@ def of_today(content: dict[str, Any]) -> dict[str, Any]:
     for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    designs, ended = content.setdefault("designs_seen", []), content.pop("analyses", [])
-    for seeds in (
-        own for own in ended if len(own) > 1 and own not in [content["seeds"], *(d["seeds"] for d in designs)]
-    ):
+    designs, analyses = content.setdefault("designs_seen", []), content.pop("analyses", [])
+    for seeds in analyses:
+        if len(seeds) < 2 or seeds in [content["seeds"], *(design["seeds"] for design in designs)]:
+            continue
         design = {"arms": {name: arm["overrides"] for name, arm in content["arms"].items()}}
         design |= {key: content[key] for key in DESIGN if key in content}
         designs.append(design | {"seeds": seeds} | ({} if "pairs" in content else {"contrasts": {}}))

@@ -46,9 +46,9 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
     """The columns of a frame that are read. Raises UserError that names a column, or a row by its index."""
-    found = f"has the columns {', '.join(map(str, given.columns)) or 'none'}"
+    columns = f"has the columns {', '.join(map(str, given.columns)) or 'none'}"
     is_whole = all([*given.columns].count(name) == 1 for name in KINDS)
-    require(is_whole, found, f"{', '.join(KINDS)} with commas between, each once")
+    require(is_whole, columns, f"{', '.join(KINDS)} with commas between, each once")
     rows, places = [], dict[tuple[str, int], Any]()
     for place, arm, seed, value in given[[*KINDS]].itertuples(name=None):
         with error_prefix(str(place) if isinstance(place, str) else f"row {place}"):
@@ -126,18 +126,20 @@ def rows_warnings(results: Results) -> list[Weakness]:
     alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
-    said = [Weakness(summary, "They are left out.")] if names else []
+    weaknesses = [Weakness(summary, "They are left out.")] if names else []
     contrasts = results.contrasts[~results.contrasts["diverged"].astype(bool)]  # else the sentence has the counts
     fewer = contrasts[contrasts["n_seeds"] < contrasts["n_planned"]].itertuples()
     if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
-        said += [Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")]
-    return [*said, *run_warnings(results)]
+        weaknesses += [
+            Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
+        ]
+    return [*weaknesses, *run_warnings(results)]
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    said = [*results.asked()["statement"], *map(str, rows_warnings(results))]
+    sentences = [*results.asked()["statement"], *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
-    return printable("\n".join([comparison_table(results), "", *said, *written]))
+    return printable("\n".join([comparison_table(results), "", *sentences, *written]))
 
 
 def rows_json(results: Results) -> dict[str, Any]:

@@ -183,6 +183,11 @@ def judge(
     return comparisons
 
 
+def are_equal(sd: Any, mean: Any) -> Any:
+    """Whether differences of this spread and mean, numbers or series, are equal but for rounding."""
+    return sd <= SAME * abs(mean)
+
+
 def _compare(
     values: Sequence[float], margin: float, lower_is_better: bool, tuning: TuningVariance | None, alpha: float
 ) -> Comparison:
@@ -196,10 +201,10 @@ def _compare(
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
-    are_equal = sd <= SAME * abs(mean)
-    ps = difference_p(mean, total_sd, n, df), equivalence_p(mean, total_sd, n, df, margin)
-    p, p_equivalent = (max(own, sides * 0.5**n * are_equal) for own, sides in zip(ps, (2, 1), strict=True))
-    is_test = n >= MIN_EQUAL or not are_equal
+    p, p_equivalent = difference_p(mean, total_sd, n, df), equivalence_p(mean, total_sd, n, df, margin)
+    is_test = True
+    if are_equal(sd, mean):
+        p, p_equivalent, is_test = max(p, 2 * 0.5**n), max(p_equivalent, 0.5**n), n >= MIN_EQUAL
     return Comparison(
         n_seeds=n,
         mean_difference=mean,

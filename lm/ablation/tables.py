@@ -52,14 +52,14 @@ def plan_json(plan: "Plan", step: "Step", sd: tuple[float, str] | None) -> dict[
     comparisons = len(
         {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
     )
-    found = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
+    detectable = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
     return {
         "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
         "seconds": seconds_to_go(plan, step),
         "seeds": record.seeds,
         "steps": steps,
         "fitted": record.fitted or None,
-        "minimum_detectable": found,
+        "minimum_detectable": detectable,
         "by_pairs_of": sd and sd[1],
     }
 

@@ -12,7 +12,7 @@ import pandas as pd
 from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
-from lm.ablation.statistics import SAME, interval
+from lm.ablation.statistics import are_equal, interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat
 from lm.report.pages import signed
@@ -47,11 +47,11 @@ def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
-def _about(summary: str, found: Iterable[tuple[str, str]], detail: str) -> Iterator[Weakness]:
-    """`found` are arms or comparisons with their words."""
-    if named := [*found]:
-        about = frozenset(name for name, _ in named)
-        yield Weakness(f"{summary}: {', '.join(words for _, words in named)}.", detail, about)
+def _about(summary: str, named: Iterable[tuple[str, str]], detail: str) -> Iterator[Weakness]:
+    """`named` are arms or comparisons with their words."""
+    if pairs := [*named]:
+        about = frozenset(name for name, _ in pairs)
+        yield Weakness(f"{summary}: {', '.join(words for _, words in pairs)}.", detail, about)
 
 
 def _named(keys: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
@@ -74,7 +74,7 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
     pairs = ((row.name + row.at_equal, f"{row.name}{row.at_equal}: {row.n_seeds}") for row in few.itertuples())
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
-    equal = asked[(asked["n_seeds"] > 1) & (asked["sd"] <= SAME * asked["mean_difference"].abs())]
+    equal = asked[(asked["n_seeds"] > 1) & are_equal(asked["sd"], asked["mean_difference"])]
     names = [row.name + row.at_equal for row in equal.itertuples()]
     detail = "Seeds that change nothing are no sample: see that they reach the runs."
     yield from _about("Differences are equal on all seeds", zip(names, names, strict=True), detail)

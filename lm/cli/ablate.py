@@ -90,8 +90,10 @@ def program(config: DictConfig) -> None:
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path}")
-    if ablation.exit_code == "verdict" or not results.is_whole():
-        sys.exit(verdict_code(results) if results.is_whole() else 1)
+    if not results.is_whole():
+        sys.exit(1)
+    if ablation.exit_code == "verdict":
+        sys.exit(verdict_code(results))
 
 
 def prepare(flags: Namespace) -> list[str]:

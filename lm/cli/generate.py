@@ -44,7 +44,7 @@ def run(args: list[str]) -> None:
     for turn, prompt in enumerate(prompts):  # of several that are typed, each is drawn anew
         for name, (net, tokenizer) in models.items():
             try:
-                tokenizer.known(prompt)  # warn or fail before anything is printed
+                tokenizer.without_unknown(prompt)  # warn or fail before anything is printed
             except UserError as error:
                 if not config.interactive:
                     raise

@@ -34,8 +34,8 @@ EXPECTED: dict[Any, str] = {
     dict: "names with values, as in {a: b}",
     NoneType: "null",
 }
-FLAT = {"generate": GenerateConfig, "export": ExportConfig, "look": LookConfig, "runs": RunsConfig}
-FLAT |= {"evaluate": EvaluateConfig, "report": ReportConfig}
+SCHEMAS = {"generate": GenerateConfig, "export": ExportConfig, "look": LookConfig, "runs": RunsConfig}
+SCHEMAS |= {"evaluate": EvaluateConfig, "report": ReportConfig}
 MAX_COLUMNS = 6  # of a table that are listed
 LOADED = "loaded"  # the choice that stands for what init_from names, which nobody types
 Kinds = dict[str, Any]  # the dotted key of every setting of a command -> its type
@@ -84,8 +84,8 @@ def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: 
     lines = str(error).splitlines() or [type(error).__name__]
     if match := re.match("Ambiguous value for argument '(.*)'", lines[0]):
         key = key_of(match[1])
-        is_known = key in kinds or (CONFIGS / key).is_dir()
-        return f"{match[1]}: several values, a run for each, need -m" if is_known else no_such_key(match[1], kinds)
+        is_setting = key in kinds or (CONFIGS / key).is_dir()
+        return f"{match[1]}: several values, a run for each, need -m" if is_setting else no_such_key(match[1], kinds)
     place = f"{lines[0].split(': ')[0]}: " if lines[0].startswith("In '") else ""  # a YAML file, perhaps the user's own
     causes = (error, error.__cause__, error.__context__)
     cause = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
@@ -190,7 +190,7 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
     if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
         return f"is for an ablation; did you mean {command_line('ablate', *args)}?"
     is_own = key in kinds or meaning(key, value, kinds)
-    command = next((name for name, schema in FLAT.items() if key in kinds_of(schema) and not is_own), "")
+    command = next((name for name, schema in SCHEMAS.items() if key in kinds_of(schema) and not is_own), "")
     return f"is a setting of another command; {command_line(command, '--help')} tells of it" if command else ""
 
 

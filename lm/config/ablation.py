@@ -266,7 +266,7 @@ class ReportConfig:
             ways = "output_dir=DIR of an ablation, run_dir=RUN, ledger=true or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
         require(not (self.run_dir and self.json), "json=true", "no such key: the page of a run has no verdict")
-        has_one = self.rows is not None or self.output_dir is not None
-        require(has_one or self.exit_code == "done", f"exit_code={self.exit_code}", "output_dir=DIR or rows=FILE.csv")
+        is_judged = self.rows is not None or self.output_dir is not None
+        require(is_judged or self.exit_code == "done", f"exit_code={self.exit_code}", "output_dir=DIR or rows=FILE.csv")
         for key in ("baseline", "margin", "higher"):
             require(self.rows is not None or not getattr(self, key), f"{key}={getattr(self, key)}", "rows=FILE.csv too")

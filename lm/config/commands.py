@@ -7,6 +7,7 @@ from lm.config.data import DataConfig
 
 OF_A_TEXT = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows", "max_bytes"}
 OF_A_TEXT |= {"cache_dir", "verify"}  # settings of data that say which text is read
+FOR_A_TEXT = ("document_mask", "seq_len", "val_split", "val_path")  # settings of data that have an equivalent for it
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}  # the default first
 
 
@@ -55,9 +56,9 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "texts", "plot")
         if self.data is not None:
-            for key in asdict(self.data).keys() - OF_A_TEXT:
-                value, own = getattr(self.data, key), ("document_mask", "seq_len", "val_split", "val_path")
-                advice = f"; give {key.replace('val_', 'data.')}={value}" if key in own else ""
+            for key in sorted(asdict(self.data).keys() - OF_A_TEXT):
+                value = getattr(self.data, key)
+                advice = f"; give {key.replace('val_', 'data.')}={value}" if key in FOR_A_TEXT else ""
                 if value != DataConfig.__dataclass_fields__[key].default:
                     raise UserError(f"data.{key}={value}: is for training{advice}")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")

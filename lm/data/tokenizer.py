@@ -160,7 +160,7 @@ class Tokenizer:
                 "expected a text of known characters, or a run with tokenizer=byte or bpe"
             ) from error
 
-    def known(self, prompt: str) -> str:
+    def without_unknown(self, prompt: str) -> str:
         """A prompt without the characters that the vocabulary lacks, of which a warning tells once."""
         try:
             self.encode(prompt)

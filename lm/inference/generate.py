@@ -90,4 +90,4 @@ def generate(
 
 
 def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    return [[tokenizer.begin, *tokenizer.encode(tokenizer.known(prompt))] for prompt in prompts]
+    return [[tokenizer.begin, *tokenizer.encode(tokenizer.without_unknown(prompt))] for prompt in prompts]
