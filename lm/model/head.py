@@ -169,7 +169,7 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
                 optimizer_state[own] = {name: value.clone() for name, value in optimizer_state[embedding].items()}
 
     def saved(self, embedding: Tensor) -> dict[str, Tensor]:
-        return {"proj.weight": self.matrix(embedding).detach()}
+        return {"proj.weight": self.matrix(embedding).detach().clone()}  # safetensors takes no matrix twice
 
 
 class Projection(Linear):
