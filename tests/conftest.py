@@ -191,6 +191,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def run(name: str | None, *args: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py" if name else "lm-lab", *args])
+        monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
         monkeypatch.setattr(lm.cli.main, "failed_jobs", [])
         monkeypatch.setattr(lm.cli.train, "finished", [])
         with pytest.raises(SystemExit) as left:

@@ -20,7 +20,7 @@ from conftest import ROOT, Outcome
 from omegaconf import OmegaConf
 
 from lm import __version__
-from lm.cli import COMMANDS, ablate, train
+from lm.cli import COMMANDS, ablate, command_line, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
@@ -350,6 +350,24 @@ def test_the_command_alone_lists_its_commands(lab: Command) -> None:
     code, out, error = lab("trian", "seed=1")
     assert (code, out) == (2, "")
     assert "did you mean lm-lab train seed=1?" in error
+
+
+def test_a_hint_starts_as_the_command_was_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bin").mkdir()
+    for name in ("python", "lm-lab"):
+        (folder / "bin" / name).symlink_to(sys.executable)
+    for started, bare, by_path in [
+        (["bin/python", "scripts/train.py"], "python scripts/look.py a", "bin/python scripts/look.py a"),
+        (["bin/python", "-m", f"{folder}/lm/__main__.py"], "python -m lm look a", "bin/python -m lm look a"),
+        (["python", "bin/lm-lab"], "lm-lab look a", "bin/lm-lab look a"),
+        (["bin/python", "mine.py"], "lm-lab look a", "lm-lab look a"),
+    ]:
+        monkeypatch.setattr(sys, "orig_argv", started)
+        monkeypatch.setattr(sys, "argv", [started[-1]])
+        monkeypatch.setenv("PATH", f"{folder}/bin")
+        assert command_line("look", "a") == bare
+        monkeypatch.setenv("PATH", "/nowhere")  # the environment is not activated
+        assert command_line("look", "a") == by_path
 
 
 def test_the_version_is_the_changelogs(command: Command, lab: Command) -> None:

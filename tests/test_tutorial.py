@@ -84,4 +84,4 @@ def test_a_class_gets_a_verdict(
     assert sizes == {("reglu", "mine.ReGLU"): 3, ("swiglu", "swiglu"): 3}
     assert runs["n_params"].nunique() == 1
     recorded = json.loads(Path("ablations/reglu/ablation.json").read_text())["command"]
-    assert recorded.startswith("python -m lm ablate --config-dir mine ablation=reglu")
+    assert recorded.startswith(f"{sys.executable} -m lm ablate --config-dir mine ablation=reglu")

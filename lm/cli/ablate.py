@@ -10,7 +10,6 @@ Every setting of train changes all arms. They are not listed here: lm-lab train 
 import json
 import os
 import re
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.processes import warm_up
-from lm.cli import command_line, command_prefix
+from lm.cli import command_line, this_command
 from lm.cli.compare import QuestionFile, arm, choose, question_of, read_question, write_question
 from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable
@@ -66,9 +65,6 @@ def program(config: DictConfig) -> None:
     from lm.ablation.tables import plan_json, plan_table
     from lm.cli.report import print_results, verdict_code
 
-    start = command_prefix("ablate")
-    words = sys.argv[2 if start[-1] == "ablate" else 1 :]
-    command = shlex.join([*start, *(word for word in words if not is_verb(word))])  # for the record
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
 
     def on_plan(plan: Plan, step: Step, results: Results) -> None:
@@ -82,7 +78,7 @@ def program(config: DictConfig) -> None:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
-        results = ablate(ablation, runs, command, on_plan, base)
+        results = ablate(ablation, runs, this_command(), on_plan, base)
     if ablation.plan_only:
         return
     print_results(results, ablation.json)

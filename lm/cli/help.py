@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from lm.cli import command_prefix
+from lm.cli import command_line
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
 from lm.config import RunConfig
@@ -56,7 +55,7 @@ class Setting(NamedTuple):
 
 def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) -> str:
     """What --help prints, of train a screen unless `all` is asked. With --config-dir its choices are listed too."""
-    start = shlex.join(command_prefix(command))
+    start = command_line(command)
     choices = _choices(command, args)
     values = compose("train", [], RunConfig) if schema is RunConfig else None
     every = {setting.key: setting for setting in settings(schema, values)}
@@ -68,7 +67,7 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
         parts = ["\n".join(screen), f"The experiment by the size of a text: {sizes}, and none above."]
         parts += [f"Further settings ({start} --cfg job shows them as they are with these choices):"]
     else:
-        parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
+        parts = [re.sub(r"lm-lab (\w+)", lambda match: command_line(match[1]), docstring.strip())]
         parts += [f"Example: {start} {EXAMPLES[command]}"] if command in EXAMPLES else []
         listed = [f"  {group}: {', '.join(names)}" for group, names in choices.items()]
         parts += ["Groups, each chosen by group=name:", "\n".join(listed)] if listed else []

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lm
-from lm.cli import COMMANDS, NAME
+from lm.cli import COMMANDS, NAME, started_by, this_command
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
-from lm.config.identity import is_verb
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, is_impatient, printable
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -96,8 +95,9 @@ def _run(command: str | None, args: list[str]) -> int:
     if command is None:
         if not args or args[0] in ("-h", "--help", "help"):
             listed = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
-            print(f"usage: {NAME} COMMAND [group=choice] [key=value ...]\n\n{listed}\n")
-            print(f"{NAME} COMMAND --help lists the groups and settings of a command.")
+            start = shlex.join(started_by())
+            print(f"usage: {start} COMMAND [group=choice] [key=value ...]\n\n{listed}\n")
+            print(f"{start} COMMAND --help lists the groups and settings of a command.")
             return 0
         command, *args = args
     if "--version" in (command, *args):
@@ -189,8 +189,7 @@ def resumable(folder: Path) -> Iterator[None]:
 def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
-    words = sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]
-    command = shlex.join(word for word in words if not is_verb(word))
+    command = this_command()
     return f"; resume with: {command}" if without_secrets(command) == command else "; the same command resumes it"
 
 

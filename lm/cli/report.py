@@ -8,12 +8,11 @@ json=true prints one JSON object with the verdicts of an ablation or of rows, an
 
 import json
 import os
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm.cli import command_prefix
+from lm.cli import this_command
 from lm.cli.compose import compose, parse
 from lm.cli.words import split_words, with_folders
 from lm.config import RunConfig, UserError
@@ -34,7 +33,7 @@ def run(args: list[str]) -> int:
     named, others = (words[:1], words[1:]) if keys else ([], words)
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
-        return _judge(config, args)
+        return _judge(config)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     if config.ledger is not None:
         return print_series(Path(config.ledger), config.json)
@@ -76,7 +75,7 @@ def print_series(path: Path, as_json: bool) -> int:
     return 0
 
 
-def _judge(config: ReportConfig, args: list[str]) -> int:
+def _judge(config: ReportConfig) -> int:
     from lm.ablation.rows import judged, read_rows, rows_json, rows_table, write_rows_report
 
     path = Path(str(config.rows))
@@ -85,7 +84,7 @@ def _judge(config: ReportConfig, args: list[str]) -> int:
         results = judged(rows, config.baseline, config.margin, config.higher)
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     if config.output_dir is not None:
-        write_rows_report(results, Path(config.output_dir), path, shlex.join([*command_prefix("report"), *args]))
+        write_rows_report(results, Path(config.output_dir), path, this_command())
     print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
     return code
 
