@@ -206,7 +206,6 @@ SAME: dict[str, RunConfig] = {
     "typed": replace(RUN, typed=["seed=0"]),
     "run_dir": replace(RUN, run_dir="elsewhere"),
     "progress bar": change(RUN, enable_progress_bar=False),
-    "activation_checkpointing": replace(RUN, activation_checkpointing=True),
     "cache_dir": with_data(RUN, cache_dir="elsewhere"),
     "place of the text": with_data(RUN, path="/data/other.txt"),
     "length in tokens": replace(RUN, max_tokens=1600 * 8 * 128 - 1),
@@ -226,6 +225,7 @@ OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "loss": replace(RUN, loss="plain"),
     "loss_temperature": replace(RUN, loss_temperature=0.5),
     "compile": replace(RUN, compile=True),
+    "activation_checkpointing": replace(RUN, activation_checkpointing=True),  # which may be compiled
     "head.kind": replace(RUN, head=HEADS["untied"]),
     "checkpoint.best": replace(RUN, checkpoint=CheckpointConfig(best=True)),
     "checkpoint.patience": replace(RUN, checkpoint=CheckpointConfig(patience=3)),
@@ -248,6 +248,8 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
     ]
     assert config_hash(best[0]) != config_hash(best[1]), "validation chooses the model"
     assert config_hash(change(RUN, devices=2)) == config_hash(change(RUN, num_nodes=2)), "two processes"
+    eager = [replace(RUN, compile=False, activation_checkpointing=on) for on in (False, True)]
+    assert config_hash(eager[0]) == config_hash(eager[1])
     elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
     assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
 

@@ -105,11 +105,19 @@ def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(r
     assert (run.seed, run.head.name, run.optim.betas, run.threads) == (3, "untied", [0.7, 0.9], 1)
     assert run.logger.tensorboard is not None
     words = ["checkpoint.every=9", "logger=none", "prompts=[a]", "trainer.enable_progress_bar=false"]
+    assert composed(f"run_dir={run_dir}", "validation.every=7").validation.every == 7
     changed = composed(f"run_dir={run_dir}", *words)
     assert (changed.checkpoint.every, changed.checkpoint.keep, changed.prompts) == (9, 7, ["a"])
     assert changed.logger.tensorboard is None
     expected = replace(run, checkpoint=changed.checkpoint, logger=changed.logger, prompts=["a"])
     assert changed == replace(expected, trainer=replace(run.trainer, enable_progress_bar=False))
+
+
+def test_a_run_without_a_checkpoint_keeps_its_name(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+    scores = train(composed(f"run_dir={run_dir}"))[1]
+    assert (scores["steps"], scores["config_hash"][:8]) == (20, run_dir.name[-8:])
+    assert composed(f"run_dir={run_dir}").trainer.precision != "auto", "it was asked so"
 
 
 TOKENS, MINUTES = ("max_tokens: null", "max_tokens: 2560"), ("max_minutes: null", "max_minutes: 5")
@@ -124,7 +132,9 @@ CUDA = ("accelerator: cpu", "accelerator: cuda")
         (MINUTES, ["max_tokens=999"], r"max_minutes is 5 there, None now"),
         (("", ""), ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
         (CUDA, [], r": trainer\.accelerator=cuda"),
-        (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it on cuda"),
+        (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it with trainer\.accelerator=cuda"),
+        (("", ""), ["seed=9", "head=tied"], r"holds another run \(head\.[^)]*; seed is 3 there, 9 now\)"),  # no more
+        (("", ""), ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (("threads: 1", "threads: 99999"), [], ": threads=99999"),
     ],
 )

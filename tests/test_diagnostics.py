@@ -1,6 +1,8 @@
 """diagnostics.csv is correct and leaves the run equal bit for bit. Its rows after a kill: tests/test_resume.py."""
 
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import DiagnosticsConfig, HeadConfig, OptimConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig
 from lm.data.tokens import prepare
 from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import build
-from tests.helpers.runs import column, compiles, outcome, rows, short_run, small_run
+from tests.helpers.runs import column, compiles, finish, outcome, rows, short_run, signal_at, small_run
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
@@ -135,6 +137,13 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file: Path, tmp_path: 
     assert not (tmp_path / "off/diagnostics.csv").exists()
     assert column(tmp_path / "on", "step", "diagnostics") == [3, 6, 9, 12, 15, 18, 20]
     assert tuple(rows(tmp_path / "on", "diagnostics")[0]) == COLUMNS
+
+
+def test_the_share_of_clipped_steps_is_of_those_that_were_measured(text_file: Path, tmp_path: Path) -> None:
+    run = small_run(text_file, tmp_path / "run", max_steps=10, gradient_clip_val=0.01)
+    assert finish(replace(run, checkpoint=CheckpointConfig(every=5)), partial(signal_at, 7, signal.SIGKILL)) == -9
+    train(replace(run, diagnostics=DiagnosticsConfig(every=10)))
+    assert column(tmp_path / "run", "clip_rate", "diagnostics") == [1.0]
 
 
 def test_gradients_are_measured_before_they_are_clipped(text_file: Path, tmp_path: Path) -> None:

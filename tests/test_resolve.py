@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import HEADS
+from conftest import HEADS, tiny
 from torch import Tensor
 
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
@@ -217,3 +218,21 @@ def test_the_memory_of_a_token_is_a_lower_bound(name: str) -> None:
     half = replace(run, data=replace(run.data, batch_size=2))
     bound = least_bytes(run, 257) - least_bytes(half, 257)
     assert 0.05 < bound / (kept_for_backward(run) - kept_for_backward(half)) <= 1
+
+
+@pytest.mark.slow
+def test_every_run_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler gives up on a function that it has compiled eight times."""
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled[-1] += 1
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for width in range(16, 160, 16):
+        compiled.append(0)
+        run = replace(RunConfig(loss="plain", compile=True), model=tiny(n_layers=1, d_ff=width))
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        build_loss(run)(build_model(run, 97), tokens, tokens)
+    assert min(compiled) > 0

@@ -19,10 +19,20 @@ from conftest import some
 
 import lm.training.result
 import lm.training.train
-from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
+from lm.config import (
+    CheckpointConfig,
+    DiagnosticsConfig,
+    HeadConfig,
+    OptimConfig,
+    RunConfig,
+    UserError,
+    ValidationConfig,
+)
 from lm.data.batches import Batch, TrainingStream
-from lm.data.tokens import TextData
+from lm.data.tokens import TextData, prepare
+from lm.formats.folder import load_model
 from lm.formats.weights import read_weights
+from lm.inference.evaluate import validate
 from lm.model.head import UntiedMidTrainingHead
 from lm.training.loss import HAS_CHUNKED
 from lm.training.state import best_files, newest_checkpoint, step_of
@@ -174,6 +184,23 @@ def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: R
     train(run)
     assert outcome(run) == outcome(whole(UNTYING))
     assert result(tmp_path / "run")["resumed_from"] == [1]
+
+
+def test_an_interrupt_after_the_result_leaves_its_model(
+    whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While trackers are told, which may take long; the best model of the run is another."""
+    run = small_run(Path(str(whole(UNTYING).data.path)), tmp_path / "run", max_steps=8)
+    run = replace(run, checkpoint=CheckpointConfig(best=True), validation=ValidationConfig(every=3, batches=1))
+    monkeypatch.setattr(lm.training.train, "log_result", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    before = files(tmp_path / "run/model")
+    monkeypatch.undo()
+    assert train(run)[1]["best"]["step"] == 8
+    net, _ = load_model(tmp_path / "run")
+    assert validate(net, run, prepare(run.data, run.tokenizer)).loss == result(tmp_path / "run")["val_loss"]
+    assert files(tmp_path / "run/model") == before
 
 
 # --- within a step

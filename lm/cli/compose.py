@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import logging
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,14 +116,14 @@ def run_hydra(
 def quoted(override: str, kinds: Kinds, sweep: bool = False) -> str:
     """An override as Hydra reads it. Text, such as a path, may hold any characters; ${key} in it is interpolated.
 
-    In a sweep, what Hydra reads as several values is left as it is.
+    In a sweep, what Hydra reads as several values is left as it is, unless it is the name of a file.
 
     >>> quoted("data.path=it's (1),a=b.txt", {"data.path": str})
     "data.path='it\\\\'s (1),a=b.txt'"
     """
     key, equals, value = override.partition("=")
     is_text = kinds.get(key.lstrip("+")) in (str, str | None) and value != "null" and value[:1] not in ("'", '"')
-    if not equals or not is_text or (sweep and SWEEP_VALUE.search(value)):
+    if not equals or not is_text or (sweep and SWEEP_VALUE.search(value) and not os.path.exists(value)):
         return override
     return f"{key}={string(value)}"
 
@@ -240,9 +241,10 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
-    """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
+    """The run in run_dir, by its config.yaml, with what is typed; if that is another run, training refuses it.
 
-    None if other settings have another value there, or if the directory holds no run. Raises UserError.
+    None if the directory holds no run, or one without a checkpoint that would be another. Raises UserError if the name
+    of a run may be mistyped.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
@@ -262,13 +264,16 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     with reading(directory.config):
         saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
         typed: Any = OmegaConf.to_container(config, resolve=True)
-        if any(key.partition(".")[0] not in typed or _at(saved, key) != _at(typed, key) for key in others):
+        if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
+            return None
+        is_other = any(_at(saved, key) != _at(typed, key) for key in others)
+        if is_other and not (directory.begun_with() or directory.result.exists()):
             return None
         _refuse_foreign_classes(saved["model"], others)
         if saved["data"]["source"] != "hub":  # whose paths are no files
             paths = {key: from_above(directory.path, saved["data"][key]) for key in ("path", "val_path")}
             saved["data"] = saved["data"] | paths
-        for key in sorted(applied, key=len):  # a group before what it holds
+        for key in sorted([*applied, *others], key=len):  # a group before what it holds
             group, _, name = key.rpartition(".")
             _at(saved, group)[name] = _at(typed, key)
         if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):

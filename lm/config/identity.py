@@ -81,6 +81,8 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
         groups.remove("data.val_fraction")
     if leaves.get("loss_temperature", 1.0) != 1.0:  # else a run is what it was before there was this key
         groups.add("loss_temperature")
+    if leaves.get("compile") and leaves.get("activation_checkpointing"):  # a compiler fuses what is repeated otherwise
+        groups.add("activation_checkpointing")
     leaves.pop("head.name", None)  # a label
     return {key: value for key, value in leaves.items() if {key, key.partition(".")[0]} & groups}
 

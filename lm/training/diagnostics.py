@@ -92,16 +92,17 @@ class Diagnostics:
 
     def after_step(self, grad_norm: Tensor) -> None:
         state = self.state
+        state.n_measured += 1  # not all, if it was resumed with another `every`
         state.n_clipped = state.n_clipped + (grad_norm > (self.run.trainer.gradient_clip_val or math.inf))
         if self._is_due(state.step):
             self.file.append(state.step, self._row(state.step))
-            state.n_clipped = 0
+            state.n_measured = state.n_clipped = 0
 
     @torch.no_grad()
     def _row(self, step: int) -> dict[str, float]:
         net, run = self.state.eval_net, self.run
-        n_steps = (step - 1) % run.diagnostics.every + 1  # since the row before
-        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.state.n_clipped) / n_steps}
+        clip_rate = int(self.state.n_clipped) / self.state.n_measured
+        row = {"tokens": step * run.tokens_per_step, "clip_rate": clip_rate}
         row |= zip(GRADIENTS, self.norms.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)

@@ -69,4 +69,6 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 def build_loss(run: RunConfig) -> Loss:
     """The loss of a resolved run, compiled by torch if run.compile."""
     loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
+    if run.compile:
+        torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
     return torch.compile(loss) if run.compile else loss

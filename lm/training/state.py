@@ -40,7 +40,8 @@ class State:
     average: Transformer | None = None  # of the weights, with optim.ema
     step: int = 0
     seconds: float = 0.0  # of training and validation, by all processes of the run
-    n_clipped: int | Tensor = 0  # steps since the last row of diagnostics.csv whose gradient was clipped
+    n_measured: int = 0  # steps since the last row of diagnostics.csv
+    n_clipped: int | Tensor = 0  # those of them whose gradient was clipped
     val_losses: list[float] = field(default_factory=list)  # of all validations
     best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lm.config import Diverged, RunConfig
 from lm.config.checks import error_prefix
-from lm.config.identity import RESOLVED, config_hash, flat, without_verbs
+from lm.config.identity import RESOLVED, config_hash, differences, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
@@ -88,9 +88,9 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
     first = is_first_process(run.trainer.world_size)
     settings = without_verbs(asdict(run)) | {"run_dir": str(directory.path), "init_record": None} | settings
-    saved = directory.begun_with()
-    if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
+    if directory.begun_with():  # also with checkpoint.resume=false: the checkpoints may be those of another run
         directory.check_same_run(settings)
+    if (saved := directory.read_config()) and not differences(saved, settings):
         settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
     resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     checkpoint = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
@@ -131,7 +131,8 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 fit(fabric, model, state, run, data, directory, loggers, signals)
             return finish(state, run, data, directory, settings, size, loggers) if first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            if first and state and (state.best_sha256 or not isinstance(error, Diverged)):
+            is_whole = directory.result.exists()  # with the model that it is of
+            if first and state and not is_whole and (state.best_sha256 or not isinstance(error, Diverged)):
                 with signals.handling() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(state, data, directory)
             raise
