@@ -245,6 +245,7 @@ def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, mon
     results = lab.run(overrides=["optim.lr=0.01"], code="new")
     assert (len(made), len(results.reported())) == (10 + 4, 4)
     assert (results.runs["purpose"] == "unused").sum() >= 4, "nothing is thrown away"
+    assert "made_of.tied.source_hash" in summaries(results), "a verdict was seen"
 
 
 @pytest.mark.slow
@@ -375,6 +376,22 @@ def test_futility_comes_before_a_look_and_stops_what_is_known_to_be_behind(lab: 
     assert [*results.contrasts["verdict"]] == ["better", "undecided"]
     instantly(lambda spec: math.nan if (spec.arm, spec.seed) == ("tied", 0) else loss(spec))
     assert lab.run("trainer.max_steps=7", **every, folder="unknown", futility=1).record.stopped == []
+    instantly(lambda spec: math.nan if spec.arm == "naive" else loss(spec))
+    assert lab.run("trainer.max_steps=8", **every, folder="wild", futility=1).record.stopped == ["naive"]
+    instantly(lambda spec: loss(spec) + spec.arm.startswith(("u", "n")))
+    behind = lab.run("trainer.max_steps=9", **every, folder="behind", looks=[3, 4], futility=2)
+    assert (behind.record.stopped, behind.record.seeds) == (["untied", "naive"], [0, 1, 2, 3]), "no look has decided"
+    assert behind.stopped_early() == ""
+
+
+@pytest.mark.slow
+def test_what_was_judged_by_all_seeds_is_not_stopped_afterwards(lab: Lab, instantly: Instantly) -> None:
+    question: dict[str, Any] = {"baseline": "untied", "primary": [], "seeds": [0, 1, 2], "futility": 1}
+    instantly(lambda spec: Failure.ERROR if (spec.arm, spec.seed) == ("tied", 0) else near(spec))
+    assert lab.run(**question).counts()["failed"] == 1
+    instantly(near)
+    again = lab.run(**question)
+    assert (again.record.stopped, again.counts()["done"]) == ([], 6)
 
 
 TUNE = TuneConfig(trials=30, seeds=[77, 78])

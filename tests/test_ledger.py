@@ -67,6 +67,22 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     assert [*frame["seeds"].map(len)] == [*frame["pairs"]] == [3, 2, 2, 4]
 
 
+def test_a_question_is_known_on_other_seeds_and_in_another_ledger(small: Lab) -> None:
+    small.run(seeds=[0, 1])
+    (small.root / "ledger.csv").rename(small.root / "other.csv")
+    small.run(seeds=[0, 1])
+    assert events(small) == [("asked", "out", ""), ("ended", "out", "better")], "it had ended before"
+    assert small.run(folder="fresh", seeds=[10, 11]).record.asked_before == "1 time, last in out"
+
+
+def test_another_analysis_of_the_same_runs_makes_no_p_smaller(small: Lab) -> None:
+    p = []
+    for looks in ([2, 3], []):
+        small.run(seeds=[0, 1, 2], looks=looks)
+        p += series(read_ledger(small.root / "ledger.csv"))["p"].tolist()
+    assert p[1] >= p[0] > 0
+
+
 @pytest.mark.slow
 def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab) -> None:
     """Whatever its budgets, its folder, its spelling and its neighbours are; other code makes other runs."""
@@ -76,7 +92,7 @@ def test_a_comparison_has_one_place_in_the_series_by_its_runs(small: Lab) -> Non
     assert small.run(arms=more, primary=[]).record.asked_before == ""
     spelt = small.run("model.d_model=32.0", arms=more, primary=["untied"], folder="spelt")
     assert spelt.record.asked_before == "1 time, last in out"
-    assert "asked before with some of these seeds" in " ".join(map(str, report_warnings(spelt)))
+    assert "asked before: 1 time" in " ".join(map(str, report_warnings(spelt)))
     small.run(arms=arms, seeds=[1, 0], baseline="untied", primary=[], folder="swapped")
     small.run(arms=arms, contrasts={"same": {"tied": -2, "untied": 2}}, folder="sum")
     frame = series(read_ledger(small.root / "ledger.csv"))
@@ -214,6 +230,7 @@ def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(sm
     with pytest.raises(UserError, match=r"out: holds no ablation\.json"):
         confirmation(small.out, [], small.root / "again")
     small.run(seeds=[100, 102], arms=arms | {"scaled": ["head=tied"]}, seed_offsets=offsets)
+    assert confirmation(small.out, [], small.root / "again")["seeds"] == [104, 106], "by the folder alone"
     ledger = read_ledger(small.root / "ledger.csv")
     asked = confirmation(
         small.out, [*ledger, row(0, "", 0.0) | {"seeds": "104 105", "tuning_seeds": "106"}], small.root / "again"

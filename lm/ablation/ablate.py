@@ -63,14 +63,15 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
+        record_asked(Path(config.ledger), plan)
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
         if is_done and (folder / "report.html").exists():
-            return results  # nothing to do; `report` draws the report again
+            record_ended(Path(config.ledger), plan, results)
+            return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan)
         others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
         planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
         write_record(step.record, folder)
-        record_asked(Path(config.ledger), plan)
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}

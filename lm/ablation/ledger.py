@@ -55,32 +55,33 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
         return [row | {"folder": os.path.relpath(path.parent / row["folder"])} for row in rows]
 
 
-def asked_before(path: Path, plan: "Plan", is_new: bool) -> str:
-    """In words, how often the question was asked before with some of its seeds; empty if it was not.
+def asked_before(path: Path, plan: "Plan", is_new: bool, confirmed: str | None = None) -> str:
+    """In words, how often the question was asked before, but for what it confirms; empty if it was not.
 
     If its folder is not new, that is before it was asked there.
     """
-    lines = _lines(plan)
-    questions, seeds = {line["question"] for line in lines}, {seed for line in lines for seed in line["seeds"].split()}
+    lines, source = _lines(plan), confirmed and os.path.relpath(confirmed)
+    questions = {line["question"] for line in lines}
     rows = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] in questions]
     rows = [*takewhile(lambda row: is_new or row["folder"] != lines[0]["folder"], rows)]
-    rows = [row for row in rows if seeds & {*row["seeds"].split()}]
-    return f"{len(rows)} time{'s' * (len(rows) > 1)}, last in {rows[-1]['folder']}" if rows else ""
+    times = {(row["time"], row["folder"]) for row in rows if row["folder"] != source}
+    return f"{len(times)} time{'s' * (len(times) > 1)}, last in {rows[-1]['folder']}" if times else ""
 
 
 def record_asked(path: Path, plan: "Plan") -> None:
-    """Add the comparisons that are asked for and are not there. One is known by its runs, wherever they are."""
+    """Add the comparisons that are asked for in the folder of the plan and are not there."""
     with _locked(path):
         rows = read_ledger(path)
-        recorded = {row["comparison"] for row in rows}
-        if added := [line for line in _lines(plan) if line["comparison"] not in recorded]:
+        recorded = {(row["comparison"], row["folder"]) for row in rows}
+        if added := [line for line in _lines(plan) if (line["comparison"], line["folder"]) not in recorded]:
             _write(path, [*rows, *added])
 
 
 def record_ended(path: Path, plan: "Plan", results: Results) -> None:
-    """Add the outcome of every comparison whose runs have all ended, if it is not there, with as many pairs or more.
+    """Add the outcome of every comparison whose runs have all ended. A comparison is known by its runs.
 
-    The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni).
+    The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni). A verdict that
+    was seen, or the same pairs under another analysis, such as without looks, make no p smaller.
     """
     contrasts = results.contrasts.set_index(["arm", "budget"])
     outcomes = []
@@ -96,8 +97,10 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
         rows = read_ledger(path)
         latest = {row["comparison"]: row for row in rows if row["event"] == ENDED}
         for line in outcomes:
-            before = latest.get(line["comparison"], {"pairs": "0"})
-            if int(line["pairs"]) >= int(before["pairs"]) and any(line[key] != before.get(key) for key in OUTCOME):
+            before = latest.get(line["comparison"], dict.fromkeys(OUTCOME, "") | {"pairs": "0"})
+            if before["verdict"] != "undecided" or before["pairs"] == line["pairs"]:
+                line["p"] = max(line["p"], before["p"], key=lambda p: float(p or 0))
+            if int(line["pairs"]) >= int(before["pairs"]) and any(line[key] != before[key] for key in OUTCOME):
                 rows.append(line)
         _write(path, rows)
 
@@ -138,7 +141,8 @@ def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
     """
     latest = dict[str, dict[str, Any]]()
     for row in rows:
-        latest[row["comparison"]] = latest.get(row["comparison"], {}) | row
+        if row["event"] == ENDED or row["comparison"] not in latest:  # it may be asked again elsewhere
+            latest[row["comparison"]] = latest.get(row["comparison"], {}) | row
     discoveries = set[str]()  # questions: one that is asked again, with further seeds, is discovered once
     for i, test in enumerate(latest.values(), start=1):
         test["level"] = float(ALPHA * i**-DECAY / zeta(DECAY) * (len(discoveries) + 1))
@@ -276,9 +280,10 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
 
 def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
     """Seeds that are unused, also with the offsets of the arms."""
-    seen = [seed for design in record.designs_seen for seed in design["seeds"]]
-    taken = used | {*record.seeds, *record.tune.seeds, *seen}
+    designs = [{"seeds": record.seeds, "tune": asdict(record.tune)}, *record.designs_seen]
     offsets = {0, *record.seed_offsets.values()}
+    seen = {seed for design in designs for seed in (*design["seeds"], *design.get("tune", {}).get("seeds", []))}
+    taken = used | {seed + offset for seed in seen for offset in offsets}
     for seed in FRESH:
         own = {seed + offset for offset in offsets}
         if own.isdisjoint(taken):

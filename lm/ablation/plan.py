@@ -301,15 +301,18 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
         if n == config.futility:
             means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
-            behind = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1) >= 0  # not where it is unknown
+            mean = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1)
+            alone = [arm for arm, diverged in means["diverged"].items() if {*diverged} == {arm}]
+            behind = (mean >= 0) | (mean.isna() & mean.index.isin(alone))  # else it is unknown
             whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
-            stopped = [arm for arm in whole if behind[[arm]].all()]  # under every budget
+            kept = before.arms if before.ended and before.futility == n else ()
+            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else behind[[arm]].all())]
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:
             contrasts = results_of(record, plan.reader).contrasts
             asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
-            is_open = asked & (contrasts["verdict"] == "undecided") & (contrasts["undecided_by"] != "futility")
-            if not is_open.any():
+            judged_now = contrasts["verdict"][asked & (contrasts["undecided_by"] != "futility")]
+            if len(judged_now) and not (judged_now == "undecided").any():
                 return config.seeds[:n], stopped, runs
     return config.seeds, stopped, runs
 
@@ -382,7 +385,7 @@ def make_plan(
         versions={package: version(package) for package in PACKAGES},
     )
     plan = Plan(ablation, arms, base_arm, reader, asked, record)
-    earlier = record.asked_before or asked_before(Path(config.ledger), plan, is_new=before is None)
+    earlier = record.asked_before or asked_before(Path(config.ledger), plan, before is None, config.confirm)
     return replace(plan, record=replace(asked, asked_before=earlier))
 
 

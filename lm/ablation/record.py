@@ -129,7 +129,9 @@ def question_of(config: Question) -> dict[str, Any]:
 def design_of(record: AblationRecord) -> dict[str, Any]:
     """What decides a verdict beside the runs, as JSON has it."""
     arms = {name: arm.overrides for name, arm in record.arms.items()}
-    return {"arms": arms, **{key: getattr(record, key) for key in DESIGN}, "tune": asdict(record.tune)}
+    made_of = {name: arm.identity for name, arm in record.arms.items()}
+    own = {key: getattr(record, key) for key in DESIGN}
+    return {"arms": arms, "made_of": made_of, **own, "tune": asdict(record.tune)}
 
 
 def read_record(folder: Path) -> AblationRecord:

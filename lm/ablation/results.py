@@ -261,7 +261,8 @@ class Results:
         n, looks = len(self.record.seeds), self.record.looks
         if not looks or n >= looks[-1]:
             return ""
-        n_saved = self.reported()["run_dir"].nunique() * (looks[-1] - n) // n
+        reported = self.reported()
+        n_saved = reported["run_dir"][reported["seed"] == self.record.seeds[-1]].nunique() * (looks[-1] - n)
         return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs were not made"
 
     def hyperparameters(self, *arms: str) -> list[str]:

@@ -86,7 +86,7 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     """What the plan alone says, before anything is run."""
     yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
     if record.asked_before:
-        yield Weakness(f"The question was asked before with some of these seeds: {record.asked_before}.", PEEKED)
+        yield Weakness(f"The question was asked before: {record.asked_before}.", PEEKED)
     first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
     if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
         yield Weakness(
@@ -174,7 +174,7 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
         n = min(len(before["seeds"]), len(now["seeds"]))
         is_look = before["looks"] == now["looks"] != [] and before["seeds"][:n] == now["seeds"][:n]
         for key in {**before, **now}:
-            is_new = key.startswith("arms.") and key not in before
+            is_new = key.startswith(("arms.", "made_of.")) and key not in before
             is_change = (before.get(key) or None) != (now.get(key) or None)
             if is_change and not is_new and not (is_look and key == "seeds"):
                 values.setdefault(key, []).append(to_override_value(before.get(key) or None))
