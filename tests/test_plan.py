@@ -15,6 +15,7 @@ from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.tables import plan_json
+from lm.ablation.warnings import plan_warnings
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
@@ -143,6 +144,11 @@ def test_training_texts_are_compared_where_one_text_scores_both(planner: Lab) ->
     question: dict[str, Any] = {"arms": texts, "baseline": "first", "primary": []}
     plan = planner.plan(f"data.val_path={paths['scored']}", **question)
     assert len({arm.identity["data_hash"] for arm in plan.arms.values()}) == 2
+    assert "stands in" not in str([*plan_warnings(planner.steps[-1].record)])
+    paths["second"].write_text("second " * 200 + paths["scored"].read_text())
+    planner.plan(f"data.val_path={paths['scored']}", **question)
+    (warning,) = [str(weakness) for weakness in plan_warnings(planner.steps[-1].record) if "second" in weakness.about]
+    assert " % of it in second and 0 % of it in first." in warning
     with pytest.raises(UserError, match=r"different validation texts; one data\.val_path"):
         planner.run(**question)
     scored = {

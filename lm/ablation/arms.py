@@ -131,6 +131,7 @@ def build_arm(
         vocab_size=text.tokenizer.vocab_size,
         train_tokens=len(text.train),
         val_tokens=len(text.val),
+        copied=text.copied if text.val_hash else 0.0,
         identity=identity,
         tokens_per_step=run.tokens_per_step,
         n_params=size,

@@ -64,6 +64,7 @@ class ArmRecord:
     vocab_size: int
     train_tokens: int
     val_tokens: int
+    copied: float = 0.0  # share of a validation text of its own that stands in the training text
     identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
 
     def __post_init__(self) -> None:  # the record is published with the report

@@ -30,7 +30,8 @@ from lm.data.text import Text, overlap, published, read, split
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
-FORMAT = 9  # of the folder; a change causes folders to be built again
+FORMAT = 10  # of the folder; a change causes folders to be built again
+SEARCHED, PIECE, N_PIECES = 10_000_000, 64, 50  # of validation text in a training text: tokens, tokens, number
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
@@ -54,6 +55,7 @@ class TextData:
     val_hash: str | None = None  # of a validation text of its own, with the names of its documents
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
+    copied: float = 0.0  # share of the validation text that stands in the training text, about
 
     @property
     def n_targets(self) -> int:
@@ -256,8 +258,16 @@ def _chunks(ids: np.ndarray) -> range:
 def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any], train: bytes, val: bytes) -> None:
     """`train` and `val`: what the n-gram model is made from, and what it is scored on."""
     meta |= {"dtype": tokenizer.dtype, "baselines": {"ngram": bits_per_byte(train, val)}}
+    meta["copied"] = max(_copied(folder, tokenizer.dtype), (meta["overlap"] or {"share": 0.0})["share"])
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     write_json(folder / "meta.json", meta | {"checksum": _checksum(folder)})
+
+
+def _copied(folder: Path, dtype: str) -> float:
+    """The share of some stretches of the validation tokens that stand in the training tokens, or their beginning."""
+    train, val = (_mapped(folder / f"{name}.bin", dtype) for name in ("train", "val"))
+    searched, starts = train[:SEARCHED].tobytes(), {*np.linspace(0, max(len(val) - PIECE, 0), N_PIECES, dtype=int)}
+    return sum(val[start : start + PIECE].tobytes() in searched for start in starts) / len(starts)
 
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
@@ -273,7 +283,7 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=_mapped(folder / "train.bin", meta["dtype"]),
         val=_mapped(folder / "val.bin", meta["dtype"]),
-        **{key: meta[key] for key in ("val_bytes", "baselines", "ngram_share", "hash", "val_hash")},
+        **{key: meta[key] for key in ("val_bytes", "baselines", "ngram_share", "copied", "hash", "val_hash")},
         revision=getattr(sources[0], "commit", None),
     )
 
