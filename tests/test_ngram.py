@@ -112,7 +112,7 @@ ADVICE = [  # changes of a run, and words of its line
     (MINUTES, ["short", "max_minutes="]),
     (STEPS, ["read 11.6 times", "trainer.max_steps=243"]),
     (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["read 11.6 times", "loss_temperature=0.75"]),
-    (STEPS | {"model": replace(SMALL, dropout=0.3), "loss_temperature": 0.7}, ["is short", "a longer one"]),
+    (STEPS | {"model": replace(SMALL, dropout=0.3), "loss_temperature": 0.7}, ["too sure", "loss_temperature=0.6"]),
     ({"max_steps": 300, "model": SMALL}, ["small", "model.d_model=8"]),
 ]
 

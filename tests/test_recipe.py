@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from lm.cli.compose import compose
+from lm.cli.compose import compose, quoted
 from lm.cli.recipe import bytes_of, notes, with_recipe
 from lm.config import RunConfig, UserError
 from lm.config.data import RECIPES, recipe_of
@@ -123,6 +123,15 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
     (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
     asked = ["data=text", f"data.path={tmp_path}/large.txt", "data.max_bytes=5000"]
     assert with_recipe(asked)[0] == f"experiment={recipe_of(5000)}"
+
+
+def test_a_run_that_exists_and_no_experiment_get_no_recipe(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    for typed in (words(text, f"run_dir={tmp_path}/run"), words(text, "experiment=null")):
+        assert with_recipe([quoted(word, {}) for word in typed])[-len(typed) :] == [quoted(word, {}) for word in typed]
+        assert not notes
+    assert composed(*words(text, "experiment=null")) == composed(*words(text, "experiment=none"))
 
 
 @pytest.mark.parametrize("typed", [[], ["tokenizer=bpe"], ["tokenizer=char"]])

@@ -39,7 +39,7 @@ equivalence_margin: 0.01
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to be in, with texts, tables, a question, and a run that is not finished."""
     monkeypatch.chdir(tmp_path)
-    for name in ("my.txt", "my text.txt", "a,b.txt", "~kept", "books/one.txt", "a=b.txt"):
+    for name in ("my.txt", "my text.txt", "a,b.txt", "~kept", "books/one.txt", "a=b.txt", "-dash.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TEXT * 4)
     for name in ("my.csv", "my.jsonl", "my.parquet.gz", "rows/a.jsonl"):
@@ -71,6 +71,19 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train mine/dropout.yaml": "lm-lab ablate mine/dropout.yaml",
     "train runs/young": "run_dir=runs/young",
     "train absent.txt": "absent.txt: no such file",
+    "train my.txt vocab=500": "tokenizer=bpe tokenizer.vocab_size=500",
+    "train my.txt val_split=0.2": "data.val_fraction=0.2",
+    "train my.txt test=a.txt": "data.val_path=a.txt",
+    "train my.txt beta2=0.99": "'optim.betas=[0.9,0.99]'",
+    "train my.txt steps=1,000": "trainer.max_steps=1000",
+    "train my.txt size=small fp32": "fp32",
+    "train --data=my.txt --lr=0.01 --batch-size=4": "data=text data.path=my.txt optim.lr=0.01 data.batch_size=4",
+    "train -dash.txt": "./-dash.txt",
+    "evaluate val=my.txt": TEXT_OF,
+    "report run=runs/young": "run_dir=runs/young",
+    "generate top-k=5 hello": "top_k=5",
+    "ablate my.txt model.d_ff=64": "lm-lab ablate head=tied,untied my.txt",
+    "ablate model.dropout=0,0.2 my.txt epochs=3": "trainer.max_steps=91",
     "train --lr 0.01": "optim.lr=0.01",
     "train --lr=0.01 my.txt": "optim.lr=0.01",
     "train my.txt lr=0.1 steps=9 seed=1 layers=2": "optim.lr=0.1 trainer.max_steps=9 model.n_layers=2",

@@ -30,13 +30,13 @@ from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
-from lm.config.ablation import LEDGER, AblateConfig
+from lm.config.ablation import LEDGER, METRICS, AblateConfig
 from lm.config.identity import is_verb, key_of
 
 SCHEMA = AblateConfig
 NOT_TUNED = (
-    "margin: {margin:g} nats per token (0.01 is 1 % of perplexity), which margin=M changes. Learning rates are not"
-    " tuned for each arm: ablation.tune.trials=18 does that"
+    "margin: {margin:g} {unit} (0.01 nats per token is 1 % of perplexity), which margin=M changes. Learning rates are"
+    " not tuned for each arm: ablation.tune.trials=18 does that"
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
 questions: list[QuestionFile] = []  # in one line, by this command
@@ -74,8 +74,9 @@ def program(config: DictConfig) -> None:
         if ablation.plan_only and ablation.json:
             planned = plan_json(plan, step, sd_of_pairs(Path(ablation.ledger), results))
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
-        if questions and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
-            print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
+        if questions and not ablation.ablation.tune.trials:
+            unit = METRICS[ablation.ablation.metric][1]
+            print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin, unit=unit), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, this_command(), on_plan, base)
@@ -115,7 +116,8 @@ def prepare(flags: Namespace) -> list[str]:
         raise UserError(f"{' '.join(others)}: confirm asks a question as it was, expected no settings of train")
     is_asked = any(key_of(override).startswith(("ablation", "hydra")) for override in overrides)
     if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
-        line, short = command_line("ablate", "head=tied,untied"), command_line("ablate", "ablation=smoke")
+        line = command_line("ablate", "head=tied,untied", *filter(is_text, flags.overrides))
+        short = command_line("ablate", "ablation=smoke")
         ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
         single = [word for word in others if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
         what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"

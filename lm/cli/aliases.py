@@ -13,6 +13,7 @@ WORDS = {
     "max_tokens": "tokens n_tokens num_tokens train_tokens total_tokens",
     "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",
     "optim.weight_decay": "wd l2 weightdecay",
+    "optim.betas": "betas beta1 beta2",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
     "optim.decay": "schedule scheduler lr_schedule lr_scheduler lr_scheduler_type lr_decay",
     "optim": "optimizer optimiser opt",
@@ -22,9 +23,9 @@ WORDS = {
     "trainer.accelerator": "device backend cuda",
     "trainer": "cpu gpu",
     "trainer.devices": "gpus n_gpus num_gpus n_devices num_devices",
-    "trainer.precision": "precision dtype torch_dtype amp mixed_precision bf16 fp16 half",
+    "trainer.precision": "precision dtype torch_dtype amp mixed_precision bf16 fp16 fp32 float32 half",
     "trainer.strategy": "ddp distributed",
-    "trainer.enable_progress_bar": "progress progress_bar bar verbose quiet silent q",
+    "trainer.enable_progress_bar": "progress progress_bar bar verbose quiet silent q no_progress",
     "trainer.log_every_n_steps": "log_every log_interval logging_steps",
     "model.n_layers": "layers layer n_layer nlayers num_layers num_hidden_layers depth n_blocks",
     "model.n_heads": "heads n_head nheads num_heads num_attention_heads attention_heads",
@@ -42,12 +43,14 @@ WORDS = {
     "data.seq_len": "context context_length context_len context_size ctx n_ctx block_size window seq seqlen seq_length"
     " sequence_length max_seq_len max_length",
     "data.batch_size": "batch bs batchsize micro_batch_size train_batch_size per_device_train_batch_size",
-    "data.val_path": "val valid val_file val_data validation_file validation_data valid_file eval_file test_file",
+    "data.val_path trainer": "val valid val_file val_data validation_file validation_data valid_file eval_file test"
+    " test_file",
     "data.separator": "sep delimiter document_separator",
     "data.column": "col field text_column text_field text_key",
     "data.max_bytes": "limit n_bytes max_size",
-    "data.val_fraction": "val_frac val_ratio validation_fraction validation_split test_size",
-    "data.path": "data dataset text file input corpus path data_path data_file data_dir train_file train_data txt url",
+    "data.val_fraction": "val_frac val_ratio val_split validation_fraction validation_split test_size",
+    "data.path": "data dataset text file input corpus path data_path data_file data_dir train_file train_data txt url"
+    " val valid val_file val_data test test_file",
     "tokenizer.vocab_size": "vocab vocabulary n_vocab vocabsize vocabulary_size",
     "tokenizer.path": "tokenizer_path tokenizer_file",
     "validation.every": "val_every eval_every val_interval eval_interval eval_steps validate_every",
@@ -58,8 +61,9 @@ WORDS = {
     "checkpoint.patience": "early_stopping early_stop",
     "activation_checkpointing": "gradient_checkpointing grad_checkpointing checkpointing recompute remat",
     "head": "tie tied tying tie_weights tied_weights weight_tying tie_embeddings tie_word_embeddings",
+    "model": "size",
     "logger": "tracker report_to wandb tensorboard",
-    "init_from": "pretrained from_pretrained finetune finetune_from load_from resume_from base_model weights",
+    "init_from": "pretrained from_pretrained finetune finetune_from load_from resume_from base_model weights from init",
     "ablation.seeds": "seeds n_seeds num_seeds",
     "ablation.equivalence_margin": "margin equivalence tolerance",
     "ablation.tune.trials": "tune tuning n_trials tune_trials",
@@ -76,7 +80,7 @@ WORDS = {
     "prompts": "prompt",
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
-    "output_dir": "out out_dir outdir output save_dir name run_name dir run",
+    "output_dir": "out out_dir outdir output save_dir name run_name dir",
     "run_dir trainer": "out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir resume"
     " continue restart",
     "run_dir": "run runs model model_dir model_path checkpoint ckpt load name dir path",
@@ -128,7 +132,9 @@ def _adapted(setting: str, word: str, value: str) -> str:
         return {"true": "tied", "false": "untied"}.get(value.lower(), value)
     if setting == "trainer.precision":
         return "32-true" if is_off or "32" in value else "bf16-mixed"
-    if word in ("quiet", "silent", "q"):
+    if word in ("beta1", "beta2"):
+        return f"[{value},0.95]" if word == "beta1" else f"[0.9,{value}]"
+    if word in ("quiet", "silent", "q", "no_progress"):
         return "true" if is_off else "false"
     if word == "greedy":
         return "VALUE" if is_off else "0"

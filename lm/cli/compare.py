@@ -24,7 +24,7 @@ from omegaconf.errors import MissingMandatoryValue
 from lm.ablation.results import Results
 from lm.cli.compose import compose, for_later, quoted
 from lm.cli.mistakes import LOADED, explaining, kinds_of
-from lm.cli.recipe import replacing, tell, values_of, with_recipe
+from lm.cli.recipe import notes, replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError, require
 from lm.config.ablation import AblateConfig, AblationConfig
@@ -148,6 +148,8 @@ def question_of(
         name: [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
         for name, value in zip(names, values, strict=True)
     }
+    if differing := {word for own in arms.values() for word in own[:-1]}:
+        notes.append(f"{key}: an arm differs in {', '.join(sorted(differing))} too, for the recipe's own suit another {key}")
     question: Any = {
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,

@@ -122,6 +122,8 @@ def quoted(override: str, kinds: Kinds, sweep: bool = False) -> str:
     "data.path='it\\\\'s (1),a=b.txt'"
     """
     key, equals, value = override.partition("=")
+    if override == "experiment=null":
+        return "experiment=none"
     is_text = kinds.get(key.lstrip("+")) in (str, str | None) and value != "null" and value[:1] not in ("'", '"')
     if not equals or not is_text or (sweep and SWEEP_VALUE.search(value) and not os.path.exists(value)):
         return override

@@ -141,7 +141,7 @@ def _with_all(words: list[str], args: Sequence[str], kinds: Kinds) -> list[str]:
     meant = []
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         key, equals, value = arg.lstrip("-").partition("=")
-        if (equals or arg.startswith("-")) and key not in kinds:
+        if (equals or arg.startswith("-")) and (key not in kinds or key == "data"):
             value = value if equals else "VALUE" if "=" in following or following[:1] in ("", "-") else following
             similar = _similar(key.replace("-", "_"), value, kinds)
             meant += similar if len(similar) == 1 else []
@@ -152,10 +152,13 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
     parts = {kinds[key], *get_args(kinds[key])}
     if key == "data.path":
         return text_settings(value)
+    if key == "tokenizer.vocab_size":  # which a recipe's characters do not have
+        return f"tokenizer=bpe {key}={value}"
     if bool in parts and value not in ("true", "false"):
         value = "true"  # of a flag, which what follows need not belong to
     is_list = any(get_origin(part) is list for part in parts)
     if not is_list and {float, int} & parts and not (value == "null" and NoneType in parts):
+        value = re.sub(r"^(\d{1,3}),000$", r"\g<1>000", value)
         value = ",".join(map(_number, value.split(",")))  # those of a comparison or a sweep
     return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
 
@@ -268,7 +271,9 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     is_path = not is_flag and ("/" in word or "." in word) and word not in kinds
     suggestions = [] if is_path else _with_all(_similar(key, value or "VALUE", kinds), args, kinds)
     joined = (" ".join(args[i:end]) for end in range(i + 2, len(args) + 1))
-    if os.path.isdir(word):
+    if is_flag and os.path.exists(word):
+        suggestions = [shlex.quote(f"./{word}")]
+    elif os.path.isdir(word):
         suggestions = [f"{name}={word}" for name in kinds if name in ("run_dir", "output_dir")][:1]
     elif "data.path" in kinds and (path := next(filter(os.path.isfile, joined), None)):
         suggestions = [text_settings(path)]

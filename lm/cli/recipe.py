@@ -84,22 +84,19 @@ def _is_decided(typed: Values) -> bool:
     is_trial = bool({*map(str, typed.get("trainer", []))} & {*TRIALS})
     is_open = any("${" in str(path) for path in typed.get("data.path", []))
     is_open |= not all(isinstance(most, int | float | None) for most in typed.get("data.max_bytes", []))
+    run_dir = expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir")
+    is_open |= os.path.exists(f"{run_dir}/config.yaml")  # of a run, which has settings of its own
     decided = {"experiment", "init_from", "data.overfit_batches"}
     return not is_own or is_trial or is_open or bool(typed.keys() & decided)
 
 
 def _recipe_of_texts(typed: Values) -> list[str]:
-    """The recipe of the texts that are typed; none where run_dir names a run, if its text is gone or far away."""
+    """The recipe of the texts that are typed."""
     texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
     column = str(typed.get("data.column", ["text"])[0])
-    run_dir = Path(expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir"))
-    if os.path.exists(run_dir / "result.json") and any(is_url(str(path)) for _, path, _ in texts):
-        return []
     try:
         sizes = {str(path): min(bytes_of(str(path), str(kind), column), most or inf) for kind, path, most in texts}
     except UserError as error:
-        if os.path.exists(run_dir / "config.yaml"):
-            return []
         if any(os.path.exists(str(path)) for _, path, _ in texts):
             raise
         raise UserError(f"{error}; run_dir=RUN shows a finished run without its text") from error
@@ -113,7 +110,7 @@ def _recipe_of_texts(typed: Values) -> list[str]:
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
     for path, size in sizes.items():
         tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
-        advice = "; as GGUF: with tokenizer=bpe" if "char" in tokenizers else ""
+        advice = "; as GGUF: experiment=bpe_300k" if "char" in tokenizers else ""
         notes.append(f"reading {path} ({_in_words(size)}): experiment={recipes[path]}{advice}")
     return [next(iter(recipes.values()))]
 

@@ -97,6 +97,7 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
     kinds = kinds_of(RunConfig)
     keys = {arg: key_of(arg).split(".") for arg in args if "=" in arg}
     settings = [arg for arg, key in keys.items() if key[0] in {"experiment", *kinds} and key[-1] not in EPOCHS]
+    settings = [arg for arg in settings if "," not in arg or key_of(arg).startswith("data")]  # else of a comparison
     meant = (meaning(key_of(arg), arg.partition("=")[2], kinds) for arg in keys if arg not in settings)
     settings += ["=".join(pair) for pair in meant if pair]
     settings += filter(is_text, args)
@@ -111,11 +112,21 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
         n_bytes = min(sum(file.stat().st_size for file in files.values()), run.data.max_bytes or math.inf)
         if run.data.val_path is None:
             n_bytes -= min(n_bytes * run.data.val_fraction, run.data.val_max_bytes or math.inf)
-        n_tokens = n_bytes / (1 if run.tokenizer.kind in ("byte", "char") else BYTES_PER_TOKEN)
+        per_token = {"byte": 1.0, "char": _bytes_per_character([*files.values()])}.get(
+            run.tokenizer.kind, BYTES_PER_TOKEN
+        )
+        n_tokens = n_bytes / per_token
         steps = max(math.ceil(float(value) * n_tokens / run.tokens_per_step), 1)
     except (UserError, OSError, ValueError, OverflowError):
         return "a length is trainer.max_steps=N or max_tokens=N: a reading has as many tokens as the training text"
     return f"a length is given in steps; did you mean trainer.max_steps={steps}, about {value} readings of {text}?"
+
+
+def _bytes_per_character(files: Sequence[Any]) -> float:
+    """Of the beginning of the first file."""
+    with open(files[0], "rb") as file:
+        text = file.read(1 << 16)
+    return len(text) / max(len(text.decode(errors="ignore")), 1)
 
 
 # --- words of the flat commands
@@ -126,7 +137,7 @@ def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]
     for i, arg in enumerate(args):
         if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", arg, re.DOTALL):
             raise UserError(explain_non_override(args, kinds_of(schema), i))
-    words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.]*=", arg)]
+    words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.-]*=", arg)]
     return words, [arg for arg in args if arg not in words]
 
 

@@ -115,13 +115,12 @@ def _likely_cause(run: RunConfig, data: TextData, result: dict[str, Any]) -> tup
     if tokens < enough:
         return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
     recipe = recipe_of(n_text * data.val_bytes / max(len(data.val), 1))
-    has_none = run.tokenizer.kind == "bpe" and not (run.model.dropout or run.init_from)
-    if has_none and epochs > GOOD_EPOCHS and recipe != "none":
+    is_other = run.tokenizer.kind == "bpe" and not run.init_from and (not run.model.dropout or "chars" in recipe)
+    if is_other and epochs > GOOD_EPOCHS and recipe != "none":
         return often, f"experiment={recipe}"
-    if epochs > MANY_EPOCHS and run.model.dropout and run.loss_temperature == 1:
-        return f"read {epochs:.1f} times, it makes a model too sure of itself", "loss_temperature=0.75"
     if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
-        return f"a text of {n_text:,} tokens is short", "a longer one"
+        lower = 0.75 if run.loss_temperature == 1 else max(run.loss_temperature - 0.1, 0.2)
+        return f"read {epochs:.1f} times, it makes a model too sure of itself", f"loss_temperature={lower:.2g}"
     if epochs > MANY_EPOCHS:
         return often, _length(run, GOOD_EPOCHS * n_text, tokens)
     larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"
