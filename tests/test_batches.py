@@ -106,13 +106,6 @@ def test_documents_change_places(
             assert following == place + 1 or (place in ends and following in documents)
 
 
-def test_each_epoch_has_another_order_of_documents() -> None:
-    stream = streams(200, 8, documents=np.arange(0, 200, 10))
-    orders = [order_of(stream, epoch)[:, 1:].ravel() // 10 for epoch in range(20)]
-    assert len({tuple(dict.fromkeys(order.tolist())) for order in orders}) == 20
-    assert set(np.concatenate(orders)) == {*range(20)}
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_overfitting_repeats_the_first_batches(n: int) -> None:
     plain, again = streams(200, 8, batch_size=4), streams(200, 8, batch_size=4, overfit_batches=n)

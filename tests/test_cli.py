@@ -217,16 +217,6 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Command, com
     assert config.output_dir == "a (b)"
 
 
-def test_of_many_processes_with_a_run_each_every_one_speaks(
-    command: Command, composed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    for words in (["ablate", "ablation=smoke"], ["train", "-m", "seed=1,2"]):
-        logging.getLogger("lm").setLevel(logging.WARNING)
-        command(*words)
-        assert logging.getLogger("lm").isEnabledFor(logging.INFO)
-
-
 WHOLE = ["1e4", "1E+4", "10000.0", "10_000", "10000"]
 
 

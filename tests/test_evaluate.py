@@ -30,7 +30,7 @@ from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, TokenizerCo
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer, byte_tokenizer
-from lm.formats.folder import load_model, save_model
+from lm.formats.folder import load_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
@@ -236,18 +236,6 @@ def test_several_are_a_list_a_table_and_a_figure(
     assert {"Calibration", "Loss by frequency"} <= {*labels}
     (alone,), _ = answer(asked(place, run_dir=f"[{place}/a]"), capsys)
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
-
-
-def test_weights_without_a_loss_are_named(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    net, tokenizer = load_model(place / "a")
-    with torch.no_grad():
-        net.norm.weight.fill_(torch.nan)
-    save_model(net, tokenizer, tmp_path / "model")
-    text = DataConfig(source="text", path=str(place / "one.txt"))
-    assert score(asked(place, run_dir=f"[{tmp_path},{place}/a]", data=text, details=True)) == 2
-    out, err = capsys.readouterr()
-    assert [row["run"] for row in json.loads(out)] == [f"{place}/a"]
-    assert (f"error: run_dir={tmp_path}, {place / 'one.txt'}: " in err, "the loss is nan" in err) == (True, True)
 
 
 @pytest.mark.parametrize(

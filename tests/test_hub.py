@@ -20,7 +20,7 @@ from lm.data import tables
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
-from lm.inference.text import own_validation
+from lm.inference.text import own_data
 from tests.helpers import hub
 from tests.helpers.texts import documents
 
@@ -241,7 +241,7 @@ def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: P
     settings = {"data": data, "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"its text comes from s3://bucket/b\.txt; trust=true downloads it$"):
-        own_validation(tmp_path, trust=False)
+        own_data(tmp_path, trust=False)
 
 
 @pytest.mark.slow

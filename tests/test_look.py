@@ -455,38 +455,6 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page:
 
 
 @slow
-def test_a_candidate_is_taken_by_keys_the_address_keeps_it_and_it_is_taken_back(page: Any, server: LookServer) -> None:
-    opened(page, server, "prompt", more="&prompt-form.temperature=0.8&prompt-form.top_k=3")
-    page.wait_for_selector("#stop", state="hidden")
-    tokens = page.locator("#continuations > :first-child .token")
-    page.locator(".token.chosen").wait_for()
-    before = tokens.all_inner_texts()
-    tokens.first.focus()
-    for key in ("ArrowRight", "ArrowRight", "Enter", "ArrowDown", "ArrowDown", "ArrowDown", "Enter"):
-        page.keyboard.press(key)
-    label = page.locator("#step .bar.cut").first  # the fourth candidate, which top_k leaves out
-    page.wait_for_selector(".token.picked.chosen")
-    page.wait_for_selector("#stop", state="hidden")
-    picked = json.loads(label.locator("code").inner_text())
-    after = tokens.all_inner_texts()
-    assert (after[:2], after[2]) == (before[:2], picked)
-    assert "cut off" in label.inner_text()
-    assert page.evaluate("document.activeElement.className") == "token picked chosen"
-    page.reload()
-    page.wait_for_selector(".token.picked.chosen")
-    page.wait_for_selector("#stop", state="hidden")
-    assert tokens.all_inner_texts() == after
-    assert page.input_value("[name=temperature]") == "0.8"
-    page.click("#back")
-    page.wait_for_selector("#back", state="hidden")
-    page.wait_for_selector("#stop", state="hidden")
-    assert tokens.all_inner_texts() == before
-    page.click("#step button.link")
-    page.wait_for_selector(".heads canvas")
-    assert page.locator("#tab-attention").get_attribute("aria-selected") == "true"
-
-
-@slow
 def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(page: Any, server: LookServer) -> None:
     opened(page, server, "attention")
     page.wait_for_selector("#attentions > :nth-child(2) .heads button")

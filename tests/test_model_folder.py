@@ -1,8 +1,6 @@
 """What save_model writes and load_model accepts, what of a hostile folder it refuses, and the card of an export."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from lm.formats.card import write_card
 from lm.formats.folder import load_model, save_model
 from lm.formats.weights import write_weights
 from lm.inference.generate import generate
-from lm.model.transformer import Transformer
 from lm.system.files import read_json, write_json
 from lm.training.train import train
 
@@ -72,24 +69,6 @@ def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path: P
     stored = load_file(tmp_path / "x.safetensors")
     assert {name: tensor.dtype for name, tensor in stored.items()} == {name: t.dtype for name, t in tensors.items()}
     assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
-
-
-@pytest.mark.slow
-def test_a_model_is_loaded_without_a_second_copy(tmp_path: Path) -> None:
-    """The peak of a process grows by the model of 100 MB."""
-    config = tiny(n_layers=8, d_model=512, n_heads=8, d_ff=1400)
-    net = Transformer(config, HEADS["tied"], vocab_size=257, seq_len=16)
-    save_model(net, BYTE, tmp_path / "model")
-    code = """
-import resource, sys
-from lm.formats.folder import load_model
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-load_model(sys.argv[1])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    # the pages of the file count too, from which it is copied, which the system may drop
-    assert 1024 * float(done.stdout) < 2.2 * sum(parameter.nbytes for parameter in net.parameters())
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

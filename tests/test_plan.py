@@ -2,15 +2,13 @@
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE, code_hash, time_in_turns, time_steps
+from lm.ablation.arms import SIZE_TOLERANCE, code_hash, time_in_turns
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
@@ -236,24 +234,6 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(plans: Lab) -> None:
     plan = plans.plan(arms=arms, baseline="a", primary=[])
     assert len({arm.seconds_per_step for arm in plan.arms.values()}) == 1 + len(costs)
     assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["1"].seconds_per_step
-
-
-@pytest.mark.slow
-def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the process that plans uses: an arm may have threads of its own."""
-    arms = {"a": ["threads=1"], "b": ["threads=2", "model.d_ff=48"]}
-    plan = planner.plan(arms=arms, baseline="a", primary=[])
-    threads: list[int] = []
-
-    def spy(*args: Any) -> Any:
-        threads.append(torch.get_num_threads())
-        return nullcontext()
-
-    monkeypatch.setattr("lm.training.resolve.fast_attention", spy)
-    before = torch.get_num_threads()
-    time_steps(plan.arms.values())
-    torch.set_num_threads(before)
-    assert threads == [1, 2] * 2, "one round after one to warm up"
 
 
 # --- the names of runs

@@ -189,7 +189,6 @@ def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: R
 def test_an_interrupt_after_the_result_leaves_its_model(
     whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While trackers are told, which may take long; the best model of the run is another."""
     run = small_run(Path(str(whole(UNTYING).data.path)), tmp_path / "run", max_steps=8)
     run = replace(run, checkpoint=CheckpointConfig(best=True), validation=ValidationConfig(every=3, batches=1))
     monkeypatch.setattr(lm.training.train, "log_result", lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -198,8 +197,8 @@ def test_an_interrupt_after_the_result_leaves_its_model(
     before = files(tmp_path / "run/model")
     monkeypatch.undo()
     assert train(run)[1]["best"]["step"] == 8
-    net, _ = load_model(tmp_path / "run")
-    assert validate(net, run, prepare(run.data, run.tokenizer)).loss == result(tmp_path / "run")["val_loss"]
+    scores = validate(load_model(tmp_path / "run")[0], run, prepare(run.data, run.tokenizer))
+    assert scores.loss == result(tmp_path / "run")["val_loss"]
     assert files(tmp_path / "run/model") == before
 
 

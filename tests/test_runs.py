@@ -148,16 +148,6 @@ def test_a_mistake_about_runs_is_named(folder: Path) -> None:
             command.run([f"folder={folder}", word])
 
 
-def test_the_command_lists(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without anything heavy: tests/test_layers.py."""
-    command.run([f"{folder}/", "where=status=finished", "sort=-val_loss", "csv=-"])
-    rows = {row["run"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
-    assert [*rows] == names(ordered(where(find_runs(folder), "status=finished"), "-val_loss"))
-    best = rows["untied-1"]
-    assert (best["val_loss"], best["head.kind"]) == ("3.3000000000000003", "untied")
-    assert best["n_params_by_role.embedding"] == "1"
-
-
 def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line, top = [f"folder={folder}", "where=status=finished"], folder.parent
     command.run([*line, f"plot={top / 'a picture.svg'}"])

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -68,17 +67,6 @@ def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
     sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))  # those of pytest are files
     sys.argv = [str(ROOT / "scripts/train.py"), *words]
     main("train")
-
-
-def test_a_script_of_another_checkout_says_whose_code_it_runs(tmp_path: Path) -> None:
-    """Of two copies of the project, one is installed."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (tmp_path / "lm").mkdir()
-    (tmp_path / "lm/__init__.py").touch()
-    for checkout in (tmp_path, ROOT):
-        line = [sys.executable, checkout / "scripts/train.py", "--version"]
-        answer = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
-        assert (answer.returncode, str(ROOT / "lm") in answer.stderr) == (0, checkout != ROOT)
 
 
 def test_train_then_generate_verbatim(command: Command, cwd: Path) -> None:

@@ -63,22 +63,19 @@ def describe_exit_code(code: int) -> Ending:
 
 
 class Executor(Protocol):
+    """`default_workers`: how many runs of so many threads, and such a bound of their memory, it makes at a time.
+
+    `submit` starts or queues a run, or raises UserError; `poll` waits a moment and returns how runs have ended since
+    then, by their run_dir; `cancel` asks what is queued or running to end, and runs save a checkpoint first.
+    """
+
     name: str
 
-    def __init__(self, config: AblateConfig, folder: Path) -> None:
-        """Raises UserError if there is nothing to run on."""
-
-    def default_workers(self, threads: int, least_bytes: int) -> int:
-        """How many runs of so many threads and such a bound of their memory to make at a time, unless the user says."""
-
-    def submit(self, spec: RunSpec) -> None:
-        """Start or queue a run. Raises UserError if it is not taken."""
-
-    def poll(self) -> dict[str, Ending]:
-        """Wait a moment; how runs have ended since the last call, by their run_dir."""
-
-    def cancel(self) -> None:
-        """Ask what is queued or running to end; runs save a checkpoint first."""
+    def __init__(self, config: AblateConfig, folder: Path) -> None: ...
+    def default_workers(self, threads: int, least_bytes: int) -> int: ...
+    def submit(self, spec: RunSpec) -> None: ...
+    def poll(self) -> dict[str, Ending]: ...
+    def cancel(self) -> None: ...
 
 
 class LocalExecutor(Executor):

@@ -118,8 +118,7 @@ class Plan:
 
     def seconds(self, run: Run) -> float:
         """What a run takes, as measured on this machine."""
-        arm = self.base if self.base and run.purpose == BASE else self.arms[run.arm]
-        return arm.seconds(run.steps)
+        return (self.base if self.base and run.purpose == BASE else self.arms[run.arm]).seconds(run.steps)
 
     def is_missing(self, run: Run) -> bool:
         """Whether it has no result yet. A diverged one has: it would diverge again."""
@@ -340,8 +339,7 @@ def make_plan(
     default_workers: Callable[[int, int], int],
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError for what
-    the user can mend.
+    earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError.
     """
     ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
     most_threads = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)

@@ -153,9 +153,7 @@ def judge(
     `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
     equivalent: the true difference is shown to be smaller than the margin, be it zero or not. better, worse: the
     two-sided test rejects. Else undecided, as with fewer than two seeds; such comparisons do not count in the
-    correction. For a single analysis the familywise error rate is 5 % for false differences where no arm differs, and
-    5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
-    together, can exceed it (each has its own 5 %).
+    correction. docs/ablations.md says which error rates this holds.
 
     `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `stopped`: comparisons that
     futility has stopped: they stay in the family, with p 1. The minimum detectable effect is at the level `alpha`

@@ -11,8 +11,7 @@ The surface has no interactions, so where hyperparameters interact one search en
 began far from them. Therefore an arm searches again from its optimum until that lies at most SETTLED from the centre of
 its search, and so inside of what was tried. The last search alone decides.
 
-Everything here is a pure function of the trials. A trial is known by its settings; in what order trials were made, and
-in how many calls, makes no difference.
+Everything here is a pure function of the trials, in whatever order and in how many calls they were made.
 """
 
 import math

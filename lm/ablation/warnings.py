@@ -202,12 +202,9 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
 def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.pairs.items():
-        shares = [record.arms[name].copied for name in pair]
-        if abs(shares[0] - shares[1]) > COPIED:
-            yield (
-                pair[0],
-                " and ".join(f"{100 * share:.0f} % of it in {name}" for name, share in zip(pair, shares, strict=True)),
-            )
+        own, other = (record.arms[name].copied for name in pair)
+        if abs(own - other) > COPIED:
+            yield pair[0], f"{own:.0%} of it in {pair[0]} and {other:.0%} of it in {pair[1]}".replace("%", " %")
 
 
 def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:

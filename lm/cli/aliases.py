@@ -13,7 +13,6 @@ WORDS = {
     "max_tokens": "tokens n_tokens num_tokens train_tokens total_tokens",
     "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",
     "optim.weight_decay": "wd l2 weightdecay",
-    "optim.betas": "betas beta1 beta2",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
     "optim.decay": "schedule scheduler lr_schedule lr_scheduler lr_scheduler_type lr_decay",
     "optim": "optimizer optimiser opt",
@@ -132,8 +131,6 @@ def _adapted(setting: str, word: str, value: str) -> str:
         return {"true": "tied", "false": "untied"}.get(value.lower(), value)
     if setting == "trainer.precision":
         return "32-true" if is_off or "32" in value else "bf16-mixed"
-    if word in ("beta1", "beta2"):
-        return f"[{value},0.95]" if word == "beta1" else f"[0.9,{value}]"
     if word in ("quiet", "silent", "q", "no_progress"):
         return "true" if is_off else "false"
     if word == "greedy":

@@ -149,7 +149,9 @@ def question_of(
         for name, value in zip(names, values, strict=True)
     }
     if differing := {word for own in arms.values() for word in own[:-1]}:
-        notes.append(f"{key}: an arm differs in {', '.join(sorted(differing))} too, for the recipe's own suit another {key}")
+        notes.append(
+            f"{key}: an arm differs in {', '.join(sorted(differing))} too, for the recipe's own suit another {key}"
+        )
     question: Any = {
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,

@@ -46,7 +46,6 @@ def main(command: str | None = None) -> NoReturn:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
             signal.signal(signum, _on_signal)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us as they are
-    _warn_of_another_checkout(Path(sys.argv[0]).resolve().parent.parent / "lm")
     try:
         code = _run(command, sys.argv[1:])
         print(end="", flush=True)  # what cannot be written fails before Python exits
@@ -62,14 +61,6 @@ def main(command: str | None = None) -> NoReturn:
         except OSError:  # Python would try again when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(max(code, *failed_jobs, 0))
-
-
-def _warn_of_another_checkout(beside: Path) -> None:
-    """A script imports the lm that is installed, which may not be the one beside it in a copy of the project."""
-    imported = Path(lm.__file__).resolve().parent
-    if sys.argv[0].endswith(".py") and (beside / "__init__.py").exists() and beside != imported:
-        message = "%s: runs the code of %s, not that beside it; pip install -e %s changes that"
-        logging.getLogger("lm").warning(message, sys.argv[0], imported, beside.parent)
 
 
 def _on_signal(signum: int, _: Any) -> None:

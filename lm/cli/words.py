@@ -112,21 +112,14 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
         n_bytes = min(sum(file.stat().st_size for file in files.values()), run.data.max_bytes or math.inf)
         if run.data.val_path is None:
             n_bytes -= min(n_bytes * run.data.val_fraction, run.data.val_max_bytes or math.inf)
-        per_token = {"byte": 1.0, "char": _bytes_per_character([*files.values()])}.get(
-            run.tokenizer.kind, BYTES_PER_TOKEN
-        )
-        n_tokens = n_bytes / per_token
+        with open(next(iter(files.values())), "rb") as file:
+            head = file.read(1 << 16)
+        sizes = {"byte": 1.0, "char": len(head) / max(len(head.decode(errors="ignore")), 1)}
+        n_tokens = n_bytes / sizes.get(run.tokenizer.kind, BYTES_PER_TOKEN)
         steps = max(math.ceil(float(value) * n_tokens / run.tokens_per_step), 1)
     except (UserError, OSError, ValueError, OverflowError):
         return "a length is trainer.max_steps=N or max_tokens=N: a reading has as many tokens as the training text"
     return f"a length is given in steps; did you mean trainer.max_steps={steps}, about {value} readings of {text}?"
-
-
-def _bytes_per_character(files: Sequence[Any]) -> float:
-    """Of the beginning of the first file."""
-    with open(files[0], "rb") as file:
-        text = file.read(1 << 16)
-    return len(text) / max(len(text.decode(errors="ignore")), 1)
 
 
 # --- words of the flat commands

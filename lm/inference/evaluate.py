@@ -18,7 +18,7 @@ from lm.data.tokens import TextData
 from lm.formats.base import model_folder, read_settings
 from lm.formats.folder import load_model
 from lm.inference.details import Details, Measure
-from lm.inference.text import own_text, own_validation, whole_text
+from lm.inference.text import own_data, own_text, whole_text
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
 
@@ -122,7 +122,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
-        tokens, n_bytes, train = own_validation(Path(str(config.run_dir)), config.trust, bar)
+        data, _ = own_data(Path(str(config.run_dir)), config.trust, bar)
+        tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
         tokens, n_bytes, train = *whole_text(config.data, tokenizer, bar), None
     details = [Details(net.vocab_size)] if config.details else []

@@ -49,20 +49,8 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
     return config, tokenizer, hashes
 
 
-def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, np.ndarray]:
-    """A run's validation tokens, the number of bytes of their text, and its training tokens.
-
-    Raises UserError.
-    """
-    data, _ = own_data(run_dir, trust, bar)
-    return data.val, data.val_bytes, data.train
-
-
 def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, DataConfig]:
-    """A run's text. Without `trust`, nothing is downloaded from an address that the run's files name.
-
-    Raises UserError.
-    """
+    """A run's text. Without `trust`, nothing is downloaded from an address that the run's files name; UserError."""
     config, tokenizer, hashes = own_text(run_dir, trust)
     trained = run_dir / "model/tokenizer.json"
     data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar, trained))

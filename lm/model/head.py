@@ -45,9 +45,6 @@ class Embedding(nn.Module):
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.multiplier == 1 else x * self.multiplier
 
-    def extra_repr(self) -> str:
-        return "{}, {}".format(*self.weight.shape)  # as torch.nn.Embedding
-
 
 class Head(nn.Module):
     """Hidden states (B, T, D) and the embedding matrix (V, D) to raw logits (B, T, V): no bias, no softmax."""
@@ -86,9 +83,6 @@ class Head(nn.Module):
     def saved(self, embedding: Tensor) -> dict[str, Tensor]:
         """Its parameters as they are saved: they alone determine the logits."""
         return self.state_dict()
-
-    def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, vocab_size={self.vocab_size}"
 
 
 class TiedHead(Head):

@@ -3,7 +3,6 @@ which signal of several is impatience.
 """
 
 import logging
-import math
 import os
 import shutil
 import signal
@@ -16,7 +15,6 @@ from tqdm import tqdm
 
 from lm.config.checks import without_secrets
 
-BARS, MAX_BARS = "▁▂▃▄▅▆▇█", 16
 SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
 
 
@@ -71,19 +69,6 @@ def close_bars() -> None:
     """Close what an error has left open: what is printed next would stand on its line."""
     for bar in open_bars():
         bar.close()
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """A curve as a word of bars, from the lowest of the values to the highest; of many values, evenly spaced ones.
-
-    >>> sparkline([5.0, 4.0, 3.5, 3.25, math.nan])
-    '█▄▂▁ '
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    low, height = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
-    last = min(len(values), MAX_BARS) - 1
-    chosen = [values[i * (len(values) - 1) // last] for i in range(last + 1)] if last > 0 else [*values]
-    return "".join(BARS[round(7 * (v - low) / (height or 1))] if math.isfinite(v) else " " for v in chosen)
 
 
 def to_override_value(value: Any) -> str:

@@ -101,8 +101,7 @@ class Diagnostics:
     @torch.no_grad()
     def _row(self, step: int) -> dict[str, float]:
         net, run = self.state.eval_net, self.run
-        clip_rate = int(self.state.n_clipped) / self.state.n_measured
-        row = {"tokens": step * run.tokens_per_step, "clip_rate": clip_rate}
+        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.state.n_clipped) / self.state.n_measured}
         row |= zip(GRADIENTS, self.norms.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)

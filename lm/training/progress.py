@@ -15,7 +15,7 @@ from lm.config import RunConfig, UserError
 from lm.config.data import recipe_of
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
-from lm.system.terminal import duration, is_first_process, printable, sparkline
+from lm.system.terminal import duration, is_first_process, printable
 from lm.training.optim import lr_factor
 from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
@@ -69,7 +69,7 @@ class Progress:
         state, steps = self.state, self.run.steps
         left = tqdm.format_interval((steps - state.step) * state.seconds / state.step)
         losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
-        self._write_line(f"step {state.step:,} of {steps:,}: {losses} {sparkline(state.val_losses)}, {left} left")
+        self._write_line(f"step {state.step:,} of {steps:,}: {losses}, {left} left")
         for prompt in (validation_prompts(self.data) if self.run.prompts is None else self.run.prompts)[:1]:
             with suppress(UserError):  # a prompt with a character that the tokenizer lacks
                 text = f"{prompt}→{generate(state.eval_net, self.data.tokenizer, prompt, NEW_TOKENS)}"

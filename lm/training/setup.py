@@ -55,9 +55,8 @@ def build_fabric(trainer: TrainerConfig) -> Fabric:
 def _leave_process_group() -> None:
     """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
 
-    A Gloo thread that is still busy at exit would abort the process, and torchrun on the other nodes would wait five
-    minutes for this one. Lightning destroys the group for NCCL only. This blocks until pending collectives have
-    ended: at once where another process has died, after the group's timeout of 30 minutes where it hangs.
+    A Gloo thread that is still busy at exit would abort the process; Lightning destroys the group for NCCL only. This
+    blocks until pending collectives have ended: at once where another process has died.
     """
     for signum in handled_signals():  # Python's handlers are not called while this blocks
         signal.signal(signum, signal.SIG_DFL)

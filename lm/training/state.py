@@ -42,7 +42,6 @@ class State:
     seconds: float = 0.0  # of training and validation, by all processes of the run
     n_measured: int = 0  # steps since the last row of diagnostics.csv
     n_clipped: int | Tensor = 0  # those of them whose gradient was clipped
-    val_losses: list[float] = field(default_factory=list)  # of all validations
     best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
     best_sha256: str = ""  # of the file of the weights of that step, with checkpoint.best
@@ -75,7 +74,6 @@ class State:
 
     def update_best(self, loss: float, folder: Path | None) -> None:
         """Take the validation after this step if its loss is the lowest so far, and write its weights to `folder`."""
-        self.val_losses.append(loss)
         if loss < self.best_loss:
             self.best_step, self.best_loss = self.step, loss
             if folder is not None:
