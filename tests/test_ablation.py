@@ -524,11 +524,13 @@ VERDICTS = [
 def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Instantly, command: Any) -> None:
     noise = [0.0, 0.3, -0.4, 0.1]
     words = ["ablation=smoke", *lab.overrides(), "tokenizer.vocab_size=null", "ablation.seeds=[0,1,2,3]", "json=true"]
+    words += ["report=false"]
     for difference, spread, verdict, code in VERDICTS:
         plus = [difference + spread * value for value in noise]
         instantly(lambda spec, plus=plus: 3 + plus[spec.run.seed] * (spec.run.head.name == "untied"))
         left, out, err = command("ablate", *words, f"output_dir={verdict}", f"ledger={code}.csv", "exit_code=verdict")
         assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
+        assert not Path(verdict, "report.html").exists()
     again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")
     assert (again, "report.html" in table) == (code, True)
     assert command("report", "output_dir=undecided", "json=true")[:2] == (0, out)

@@ -248,8 +248,7 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
     ]
     assert config_hash(best[0]) != config_hash(best[1]), "validation chooses the model"
     assert config_hash(change(RUN, devices=2)) == config_hash(change(RUN, num_nodes=2)), "two processes"
-    eager = [replace(RUN, compile=False, activation_checkpointing=on) for on in (False, True)]
-    assert config_hash(eager[0]) == config_hash(eager[1])
+    assert len({config_hash(replace(RUN, compile=False, activation_checkpointing=on)) for on in (False, True)}) == 1
     elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
     assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
 

@@ -117,7 +117,6 @@ def test_a_run_without_a_checkpoint_keeps_its_name(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
     scores = train(composed(f"run_dir={run_dir}"))[1]
     assert (scores["steps"], scores["config_hash"][:8]) == (20, run_dir.name[-8:])
-    assert composed(f"run_dir={run_dir}").trainer.precision != "auto", "it was asked so"
 
 
 TOKENS, MINUTES = ("max_tokens: null", "max_tokens: 2560"), ("max_minutes: null", "max_minutes: 5")

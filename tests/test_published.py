@@ -122,6 +122,7 @@ def test_records_that_are_read_and_written_stay_the_same_but_for_what_was_remove
         before, after = (json.loads((path / "ablation.json").read_text()) for path in (DOCS / name, tmp_path))
         changed = {"runs", "trials", "contrasts", "tune", "analyses", *(key.partition(".")[0] for key in EARLIER)}
         unchanged = before.keys() - changed
+        assert {arm.pop("copied") for arm in after["arms"].values()} == {0.0}, "what a record had not"
         assert {key: after[key] for key in unchanged} == {key: before[key] for key in unchanged}, name
         assert after["pairs"] == before["contrasts"], name
         names = {run["run_dir"] for run in before["runs"]} | {run for t in before["trials"] for run in t["run_dirs"]}

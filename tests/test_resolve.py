@@ -222,7 +222,6 @@ def test_the_memory_of_a_token_is_a_lower_bound(name: str) -> None:
 
 @pytest.mark.slow
 def test_every_run_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler gives up on a function that it has compiled eight times."""
     compiled: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

@@ -75,7 +75,6 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train my.txt val_split=0.2": "data.val_fraction=0.2",
     "train my.txt test=a.txt": "data.val_path=a.txt",
     "train my.txt steps=1,000": "trainer.max_steps=1000",
-    "train my.txt size=small fp32": "fp32",
     "train --data=my.txt --lr=0.01 --batch-size=4": "data=text data.path=my.txt optim.lr=0.01 data.batch_size=4",
     "train -dash.txt": "./-dash.txt",
     "evaluate val=my.txt": TEXT_OF,

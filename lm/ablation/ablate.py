@@ -1,5 +1,6 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
+import math
 import os
 import shutil
 import sys
@@ -65,10 +66,10 @@ def ablate(
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         record_asked(Path(config.ledger), plan)
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
-        if is_done and (folder / "report.html").exists():
+        if is_done and (not config.report or (folder / "report.html").exists()):
             record_ended(Path(config.ledger), plan, results)
             return results  # nothing else to do; `report` draws the report again
-        progress = _Progress(plan)
+        progress = _Progress(plan, config.report)
         others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
         planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
         write_record(step.record, folder)
@@ -101,14 +102,14 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
 
 
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
-    """Whether an earlier call has asked for the same."""
     keys = (*question_of(record), "pairs", "runs", "stopped")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 
 def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
     results = results_of(replace(step.record, ended=now()), plan.reader)
-    write_report(results)
+    if config.report:
+        write_report(results)
     record_ended(Path(config.ledger), plan, results)
     write_record(results.record, results.folder)  # last: from now on nothing is left to do
     return results
@@ -117,10 +118,10 @@ def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
 class _Progress:
     """What is said while runs are made, and the report of what there is so far."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, reports: bool) -> None:
         self.plan = plan
         self.n_ended = self.n_runs = self.steps_ended = 0
-        self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
+        self.next_report = time.monotonic() + 1.0 / REPORT_SHARE if reports else math.inf
 
     def begin(self, step: Step, todo: list[RunSpec]) -> Any:
         """The bar of these runs."""

@@ -94,7 +94,8 @@ def result_table(results: Results) -> str:
     lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
-    lines = [comparison_table(results), "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]
+    page = results.folder / "report.html"
+    lines = [comparison_table(results), "", *lines, "", f"{counts}; {page if page.exists() else results.folder}"]
     return printable("\n".join(lines))
 
 

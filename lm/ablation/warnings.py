@@ -21,7 +21,6 @@ from lm.system.terminal import to_override_value
 ROUGH = "Their standard deviation is a rough estimate."
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
-COPIED = 0.02  # a difference of the shares that stand in the training texts
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 CONDITIONS = {key: key for key in ("device", "cpu", "threads", "precision", "python", "torch")}
 CONDITIONS |= {"cpu": "CPU", "python": "Python"}
@@ -109,11 +108,8 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss; equal tokens may be unequal text.",
     )
-    yield from _about(
-        "The validation text stands in the training text of one arm",
-        _unequal_copies(record),
-        "What it has read it knows by heart: the verdict is not about the rest of its text.",
-    )
+    detail = "What it has read it knows by heart: the verdict is not about the rest of its text."
+    yield from _about("The validation text stands in the training text of one arm", _unequal_copies(record), detail)
     detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
     yield from _about("There are few search trials", _short_search(record), detail)
 
@@ -203,7 +199,7 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
 def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.pairs.items():
         own, other = (record.arms[name].copied for name in pair)
-        if abs(own - other) > COPIED:
+        if abs(own - other) > 0.02:
             yield pair[0], f"{own:.0%} of it in {pair[0]} and {other:.0%} of it in {pair[1]}".replace("%", " %")
 
 

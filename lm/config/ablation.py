@@ -227,6 +227,7 @@ class AblateConfig:
     ledger: str = LEDGER  # gets a line when a comparison is asked for, and its outcome
     code: str | None = None  # new: make the finished runs again that other code made
     plan_only: bool = False  # show what would be run, and run nothing
+    report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
     executor: str = "local"  # what carries out the runs: local, ray or slurm
