@@ -129,7 +129,7 @@ def test_a_run_ends_with_a_text_to_read_and_lines_to_paste(cwd: Path, command: C
     drawn, greedy = end.index("Drawn at temperature=0.8:"), end.index("Greedy:")
     assert 200 < len("".join(end[drawn + 2 : greedy])) < 500
     assert greedy - drawn > 5, "with the line breaks of the text"
-    pasted = [shlex.split(row)[1:] for row in end if row.startswith("  python ")]
+    pasted = [shlex.split(row)[1:] for row in end if re.match(r"  \S*python\S* ", row)]
     assert [Path(script).stem for script, *_ in pasted] == ["generate", "look", "ablate"]
     assert command("generate", *pasted[0][1:])[1].startswith(pasted[0][1].removeprefix("prompt="))
     assert pasted[2][1:] == ["head=tied,untied", "my file.txt"]
