@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series, series_table
+from lm.ablation.ledger import COLUMNS, asked_before, confirmation, read_ledger, series, series_table
 from lm.ablation.record import read_record
 from lm.ablation.report import results_frame
 from lm.ablation.results import Results, RunReader, read_results
@@ -73,6 +73,9 @@ def test_a_question_is_known_on_other_seeds_and_in_another_ledger(small: Lab) ->
     small.run(seeds=[0, 1])
     assert events(small) == [("asked", "out", ""), ("ended", "out", "better")], "it had ended before"
     assert small.run(folder="fresh", seeds=[10, 11]).record.asked_before == "1 time, last in out"
+    plan, ledger = small.plan(folder="again", seeds=[20, 21]), small.root / "ledger.csv"
+    assert asked_before(ledger, plan, is_new=True) == "2 times, last in fresh"
+    assert asked_before(ledger, plan, is_new=True, confirmed="fresh") == "1 time, last in out"
 
 
 def test_another_analysis_of_the_same_runs_makes_no_p_smaller(small: Lab) -> None:

@@ -19,15 +19,8 @@ from conftest import some
 
 import lm.training.result
 import lm.training.train
-from lm.config import (
-    CheckpointConfig,
-    DiagnosticsConfig,
-    HeadConfig,
-    OptimConfig,
-    RunConfig,
-    UserError,
-    ValidationConfig,
-)
+from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
+from lm.config.run import ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.formats.folder import load_model

@@ -65,8 +65,8 @@ def describe_exit_code(code: int) -> Ending:
 class Executor(Protocol):
     """`default_workers`: how many runs of so many threads, and such a bound of their memory, it makes at a time.
 
-    `submit` starts or queues a run, or raises UserError; `poll` waits a moment and returns how runs have ended since
-    then, by their run_dir; `cancel` asks what is queued or running to end, and runs save a checkpoint first.
+    `submit` starts or queues a run, or raises UserError; `poll` waits a moment and says how runs have ended since its
+    last call, by their run_dir; `cancel` asks what is queued or running to end, and runs save a checkpoint first.
     """
 
     name: str

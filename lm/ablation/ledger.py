@@ -63,8 +63,9 @@ def asked_before(path: Path, plan: "Plan", is_new: bool, confirmed: str | None =
     lines, source = _lines(plan), confirmed and os.path.relpath(confirmed)
     questions = {line["question"] for line in lines}
     rows = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] in questions]
-    rows = [*takewhile(lambda row: is_new or row["folder"] != lines[0]["folder"], rows)]
-    times = {(row["time"], row["folder"]) for row in rows if row["folder"] != source}
+    earlier = takewhile(lambda row: is_new or row["folder"] != lines[0]["folder"], rows)
+    rows = [row for row in earlier if row["folder"] != source]
+    times = {(row["time"], row["folder"]) for row in rows}  # an asking may have several comparisons
     return f"{len(times)} time{'s' * (len(times) > 1)}, last in {rows[-1]['folder']}" if times else ""
 
 
@@ -181,7 +182,7 @@ def _lines(plan: "Plan") -> list[dict[str, str]]:
     """
     config, record, lines = plan.config, plan.record, dict[str, dict[str, str]]()
     sums = {arm: {arm: 1.0, record.pairs[arm]: -1.0} for arm in record.asked()} | config.contrasts
-    tuning = asdict(config.tune) if config.tune.trials else None
+    tuning, time = asdict(config.tune) if config.tune.trials else None, datetime.now(UTC).isoformat(timespec="seconds")
     for (name, weights), budget in ((item, budget) for item in sums.items() for budget in config.budgets):
         runs, kinds, seeds = [], [], dict[int, None]()
         for arm, weight in weights.items():
@@ -193,7 +194,7 @@ def _lines(plan: "Plan") -> list[dict[str, str]]:
         about: list[Any] = [config.metric, config_hash(replace(plan.base.run, seed=0)) if plan.base else None]
         comparison = json_sha256([*about, tuning, _canonical(runs)])[:12]
         line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": time,
             "event": ASKED,
             "comparison": comparison,
             "question": json_sha256([*about, bool(tuning), _canonical(kinds)])[:12],

@@ -310,8 +310,8 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         if n in config.looks and n >= judged and not failed:
             contrasts = results_of(record, plan.reader).contrasts
             asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
-            judged_now = contrasts["verdict"][asked & (contrasts["undecided_by"] != "futility")]
-            if len(judged_now) and not (judged_now == "undecided").any():
+            verdicts = contrasts["verdict"][asked & (contrasts["undecided_by"] != "futility")]
+            if len(verdicts) and not (verdicts == "undecided").any():
                 return config.seeds[:n], stopped, runs
     return config.seeds, stopped, runs
 

@@ -116,14 +116,13 @@ def run_hydra(
 def quoted(override: str, kinds: Kinds, sweep: bool = False) -> str:
     """An override as Hydra reads it. Text, such as a path, may hold any characters; ${key} in it is interpolated.
 
-    In a sweep, what Hydra reads as several values is left as it is, unless it is the name of a file.
+    In a sweep, several values are left as they are, unless they name a file. Hydra takes no null for an experiment.
 
     >>> quoted("data.path=it's (1),a=b.txt", {"data.path": str})
     "data.path='it\\\\'s (1),a=b.txt'"
     """
+    override = "experiment=none" if override == "experiment=null" else override
     key, equals, value = override.partition("=")
-    if override == "experiment=null":
-        return "experiment=none"
     is_text = kinds.get(key.lstrip("+")) in (str, str | None) and value != "null" and value[:1] not in ("'", '"')
     if not equals or not is_text or (sweep and SWEEP_VALUE.search(value) and not os.path.exists(value)):
         return override

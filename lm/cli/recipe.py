@@ -85,9 +85,9 @@ def _is_decided(typed: Values) -> bool:
     is_open = any("${" in str(path) for path in typed.get("data.path", []))
     is_open |= not all(isinstance(most, int | float | None) for most in typed.get("data.max_bytes", []))
     run_dir = expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir")
-    is_open |= os.path.exists(f"{run_dir}/config.yaml")  # of a run, which has settings of its own
+    has_run = os.path.exists(f"{run_dir}/config.yaml")  # which has settings of its own
     decided = {"experiment", "init_from", "data.overfit_batches"}
-    return not is_own or is_trial or is_open or bool(typed.keys() & decided)
+    return not is_own or is_trial or is_open or has_run or bool(typed.keys() & decided)
 
 
 def _recipe_of_texts(typed: Values) -> list[str]:

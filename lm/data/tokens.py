@@ -31,7 +31,7 @@ from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
 FORMAT = 10  # of the folder; a change causes folders to be built again
-SEARCHED, PIECE, N_PIECES = 10_000_000, 64, 50  # of validation text in a training text: tokens, tokens, number
+SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens, and validation tokens looked for in them
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
@@ -266,8 +266,9 @@ def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any], train:
 def _copied(folder: Path, dtype: str) -> float:
     """The share of some stretches of the validation tokens that stand in the training tokens, or their beginning."""
     train, val = (_mapped(folder / f"{name}.bin", dtype) for name in ("train", "val"))
-    searched, starts = train[:SEARCHED].tobytes(), {*np.linspace(0, max(len(val) - PIECE, 0), N_PIECES, dtype=int)}
-    return sum(val[start : start + PIECE].tobytes() in searched for start in starts) / len(starts)
+    searched, last = train[:SEARCHED].tobytes(), max(len(val) - STRETCH_TOKENS, 0)
+    starts = {*np.linspace(0, last, N_STRETCHES, dtype=int)}
+    return sum(val[start : start + STRETCH_TOKENS].tobytes() in searched for start in starts) / len(starts)
 
 
 def _open(folder: Path, sources: list[Source]) -> TextData:

@@ -14,7 +14,7 @@ Weights = dict[str, Tensor]
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a file atomically: `safetensors.torch.save_file` replaces `path` before it is synced."""
+    """Write a file atomically. `safetensors.torch.save_file` would replace `path` by a file that is not synced yet."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     with atomic_file(path) as file:
         file.write(save(whole, {"format": "pt"}))

@@ -50,7 +50,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
 
 
 def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, DataConfig]:
-    """A run's text. Without `trust`, nothing is downloaded from an address that the run's files name; UserError."""
+    """A run's text; without `trust`, none from an address that the run's files name. Raises UserError."""
     config, tokenizer, hashes = own_text(run_dir, trust)
     trained = run_dir / "model/tokenizer.json"
     data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar, trained))

@@ -146,8 +146,8 @@ class RunDirectory:
             has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"
-        elif one := [key for key in ("trainer.accelerator", "threads") if [*differing] == [key]]:
-            advice = f"continue it with {one[0]}={flat(self.read_config())[one[0]]}, or choose another run_dir"
+        elif len(differing) == 1 and (key := min(differing)) in ("trainer.accelerator", "threads"):
+            advice = f"continue it with {key}={flat(self.read_config())[key]}, or choose another run_dir"
         elif {*differing} <= {"data_hash", "tokenizer_hash"}:
             advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
         else:
