@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 
 from lm.cli.compose import compose, quoted
-from lm.cli.recipe import bytes_of, notes, with_recipe
+from lm.cli.recipe import notes, size_of, with_recipe
 from lm.config import RunConfig, UserError
 from lm.config.data import RECIPES, recipe_of
 
@@ -118,8 +118,8 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
 
     (tmp_path / "my.txt").write_text(TEXT)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 3))
-    assert bytes_of(str(tmp_path / "a.txt.gz"), "text") == 3 * len(TEXT)
-    assert bytes_of(str(tmp_path), "text") == 4 * len(TEXT)
+    assert size_of(str(tmp_path / "a.txt.gz"), "text")[0] == 3 * len(TEXT)
+    assert size_of(str(tmp_path), "text")[0] == 4 * len(TEXT)
     (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
     asked = ["data=text", f"data.path={tmp_path}/large.txt", "data.max_bytes=5000"]
     assert with_recipe(asked)[0] == f"experiment={recipe_of(5000)}"
@@ -144,10 +144,21 @@ def test_of_a_recipe_by_characters_it_is_said_what_an_export_to_gguf_needs(typed
         assert len(notes[0].replace(str(tmp_path), "")) < 80
 
 
+def test_it_is_said_what_typed_groups_replace(text: str) -> None:
+    for typed, replaced in (("head=tied", "head"), ("model=medium", "model.d_ff, model.d_model, model.dropout, ")):
+        with_recipe(words(text, typed))
+        assert f"what is typed replaces {replaced}" in notes[1]
+    with_recipe(words(text, "optim.lr=0.1"))
+    assert len(notes) == 1
+
+
 def test_a_text_of_less_than_a_page_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text(TEXT[:1500])
-    with pytest.raises(UserError, match=r"2,000 or more.*experiment=none"):
-        with_recipe(words(str(tmp_path / "short.txt")))
+    for text, length in ((TEXT[:1500], "1,500"), ("語" * 1999, "1,999")):
+        (tmp_path / "short.txt").write_text(text)
+        with pytest.raises(UserError, match=f"{length} characters, expected 2,000 or more.*experiment=none"):
+            with_recipe(words(str(tmp_path / "short.txt")))
+    (tmp_path / "short.txt").write_text("語" * 2000)
+    assert with_recipe(words(str(tmp_path / "short.txt")))[0] == f"experiment={RECIPES[0][1]}"
 
 
 def test_the_command_line_chooses_a_recipe_and_shows_its_plan(

@@ -80,6 +80,15 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "evaluate val=my.txt": TEXT_OF,
     "report run=runs/young": "run_dir=runs/young",
     "generate top-k=5 hello": "top_k=5",
+    "generate -- hello": "run_dir=runs/young",
+    "train my.txt hours=1.5": "max_minutes=90",
+    "train my.txt -o out": "run_dir=out",
+    "train my.txt recipe=chars": "experiment=chars",
+    "train my.txt experimnt=chars": "experiment=chars",
+    "train my.txt num_workers=2": "threads=2",
+    "train my.txt max_tokens=100k": "max_tokens=100000",
+    "ablate head=tied,untied my.txt margin=1%": "margin=0.01",
+    "ablate head=tied,untied my.txt seeds=3,4": "seeds=[3,4]",
     "ablate my.txt model.d_ff=64": "lm-lab ablate head=tied,untied my.txt",
     "ablate model.dropout=0,0.2 my.txt epochs=3": "trainer.max_steps=91",
     "train --lr 0.01": "optim.lr=0.01",
@@ -262,7 +271,7 @@ def test_commands_take_the_newest_or_the_named_run(
     few, note = ["max_new_tokens=2", "threads=1"], "run_dir=runs/new: the newest finished run below runs/\n"
     code, out, error = command("generate", "def", *few, "f1(x)")
     assert (code, out[:9], error) == (0, "def f1(x)", note)
-    for words in (["def", "f1(x)", "runs/a=1/old"], ["prompt=def f1(x)", "runs/new"]):
+    for words in (["def", "f1(x)", "runs/a=1/old"], ["prompt=def f1(x)", "runs/new"], ["runs/n*", "def", "f1(x)"]):
         assert command("generate", *words, *few) == (0, out, "")
     assert command("generate", "runs/new", "runs/a=1/old", "d", *few)[1].count("=== ") == 2
 

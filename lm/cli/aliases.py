@@ -8,8 +8,8 @@ from lm.config.model import CLASSES
 WORDS = {
     "trainer.max_steps": "step steps iter iters iterations max_iters max_iterations num_iterations num_steps n_steps"
     " train_steps training_steps total_steps num_train_steps updates",
-    "ablation.minutes": "minutes mins time max_time time_limit",
-    "max_minutes": "minutes mins time max_time time_limit",
+    "ablation.minutes": "minutes mins hours time max_time time_limit",
+    "max_minutes": "minutes mins hours time max_time time_limit",
     "max_tokens": "tokens n_tokens num_tokens train_tokens total_tokens",
     "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",
     "optim.weight_decay": "wd l2 weightdecay",
@@ -69,7 +69,7 @@ WORDS = {
     "workers": "jobs n_jobs parallel num_workers n_workers",
     "plan_only": "dry_run dryrun dry plan",
     "seed": "seeds random_seed rng_seed manual_seed",
-    "threads": "num_threads n_threads cores n_cores cpus",
+    "threads": "num_threads n_threads cores n_cores cpus workers jobs n_jobs num_workers n_workers",
     "temperature": "temp t greedy",
     "max_new_tokens": "length max_length max_len n tokens n_tokens num_tokens max_tokens new_tokens",
     "n_samples": "samples num_samples num_return_sequences",
@@ -79,8 +79,8 @@ WORDS = {
     "prompts": "prompt",
     "prompt_file": "file input_file prompt_path",
     "interactive": "chat repl",
-    "output_dir": "out out_dir outdir output save_dir name run_name dir",
-    "run_dir trainer": "out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir resume"
+    "output_dir": "o out out_dir outdir output save_dir name run_name dir",
+    "run_dir trainer": "o out out_dir outdir output output_dir save_dir name run_name dir run log_dir logdir resume"
     " continue restart",
     "run_dir": "run runs model model_dir model_path checkpoint ckpt load name dir path",
     "dtype": "quant quantize quantization precision bits",
@@ -93,6 +93,7 @@ WORDS = {
 }
 NAMES_OF_VALUES = {"cpu", "gpu", "cuda", "wandb", "tensorboard", "ddp"}.union(*CLASSES.values())
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
+EXPERIMENT = ("experiment", "recipe", "preset")  # a group without settings of its own
 RESUME = ("resume", "continue", "restart")
 # A command -> the words for it.
 COMMAND_WORDS = {
@@ -139,6 +140,8 @@ def _adapted(setting: str, word: str, value: str) -> str:
         return "VALUE" if is_off else word
     if setting == "trainer.accelerator":
         return value.partition(":")[0]
+    if word == "hours":
+        return f"{60 * float(value):g}" if value.replace(".", "", 1).isdecimal() else "VALUE"
     if setting == "ablation.seeds" and value.isdecimal() and int(value) <= 100:
         return f"[{','.join(map(str, range(int(value))))}]"
     return value

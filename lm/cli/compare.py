@@ -23,7 +23,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation.results import Results
 from lm.cli.compose import compose, for_later, quoted
-from lm.cli.mistakes import LOADED, explaining, kinds_of
+from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
 from lm.cli.recipe import notes, replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError, require
@@ -164,13 +164,15 @@ def question_of(
     question = OmegaConf.create(question)
     for setting, (value, *more) in values_of(settings).items():
         if more:
-            raise UserError(f"{setting}: several values, expected one")
+            several = ",".join(map(str, (value, *more)))
+            raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
         key = setting.removeprefix("ablation.")
         OmegaConf.update(question, SHORT.get(key, key), value)
     question = OmegaConf.to_container(question, resolve=False)
     question["seeds"] = _seeds(question["seeds"])
-    if isinstance(given := question["equivalence_margin"], int):
-        question["equivalence_margin"] = float(given)  # the same name as in Python
+    if isinstance(given := question["equivalence_margin"], str):
+        raise UserError(wrong_value(f"margin={given}", {"margin": float}))
+    question["equivalence_margin"] = float(given) if isinstance(given, int) else given  # the same name as in Python
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 

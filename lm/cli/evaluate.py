@@ -7,9 +7,7 @@ document without those before it, document_mask=false with them; the default is 
 standard error, the same numbers as JSON to standard output.
 """
 
-import glob
 import json
-import os
 import shlex
 import sys
 from contextlib import nullcontext
@@ -23,7 +21,7 @@ from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
-from lm.cli.words import is_text, runs_of, split_words, with_folders, with_text
+from lm.cli.words import is_folder, is_text, runs_of, split_words, with_folders, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.config.checks import error_prefix, without_secrets
 from lm.data.paths import check_paths, is_url, listed, local_files
@@ -73,7 +71,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     Raises UserError.
     """
     words, settings = split_words(args, EvaluateConfig)
-    runs = [word for word in words if os.path.isdir(word) or (glob.has_magic(word) and glob.glob(f"{word}/"))]
+    runs = [*filter(is_folder, words)]
     texts = [word for word in words if word not in runs]
     if len(texts) > 1 and all(map(is_text, texts)):
         several = shlex.quote(f"texts=[{','.join(texts)}]")

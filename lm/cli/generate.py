@@ -18,7 +18,7 @@ from typing import Any
 from lm.cli import command_line
 from lm.cli.compose import parse
 from lm.cli.mistakes import kinds_of, whole_prompt
-from lm.cli.words import runs_of, split_words, with_folders
+from lm.cli.words import is_folder, runs_of, split_words, with_folders
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading
 from lm.system.terminal import format_table, printable
@@ -62,7 +62,7 @@ def run(args: list[str]) -> None:
 def _with_words(args: list[str]) -> list[str]:
     """The settings, with the run and the prompt that words give: folders, and all other words. Raises UserError."""
     words, settings = split_words(args, GenerateConfig)
-    runs = [word for word in words if os.path.isdir(word)]
+    runs = [*filter(is_folder, words)]
     prompt = [word for word in words if word not in runs]
     if len(prompt) == 1 and os.path.isfile(prompt[0]):
         meant = " or ".join(shlex.quote(f"{key}={prompt[0]}") for key in ("prompt_file", "prompt"))

@@ -15,7 +15,7 @@ import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from lm.cli import command_line
-from lm.cli.aliases import EPOCHS, RESUME, meaning
+from lm.cli.aliases import EPOCHS, EXPERIMENT, RESUME, meaning
 from lm.config import UserError
 from lm.config.ablation import ReportConfig
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, LookConfig, RunsConfig
@@ -188,6 +188,8 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         from lm.cli.words import describe_epochs
 
         return describe_epochs(value, args)
+    if difflib.get_close_matches(word, EXPERIMENT, 1, 0.8):
+        return f"did you mean {shlex.quote(f'experiment={value}')}?"
     if word in RESUME and not os.path.isdir(value):
         return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line(args)
     if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
@@ -251,12 +253,15 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
 def wrong_value(override: str, kinds: Kinds) -> str:
     """The message about a value of another type than that of the setting.
 
-    >>> wrong_value("temperature=0,7", {"temperature": float})
-    'temperature=0,7: expected a number'
+    >>> wrong_value("temperature=0,7", {"temperature": float}), wrong_value("seed=2k", {"seed": int})
+    ('temperature=0,7: expected a number', 'seed=2k: expected a whole number; did you mean seed=2000?')
     """
-    kind = kinds.get(key_of(override))
+    kind, (_, _, value) = kinds.get(key_of(override)), override.partition("=")
     parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return f"{override}: expected {' or '.join(EXPECTED.get(get_origin(part) or part, 'a group') for part in parts)}"
+    meant = [f"{key_of(override)}={_number(value)}"] if {int, float} & {*parts} and _number(value) != "VALUE" else []
+    meant = [word for word in meant if word != override]
+    expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group") for part in parts)
+    return f"{override}: expected {expected}{'; ' if meant else ''}{_did_you_mean(meant)}"
 
 
 def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:

@@ -24,7 +24,7 @@ from lm.config.identity import REPLACED, key_of
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
-MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
+MIN_CHARACTERS = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
 notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
@@ -44,9 +44,10 @@ def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list
     typed = values_of(overrides)
     chosen = [] if _is_decided(typed) else _recipe_of_texts(typed)
     names = chosen or [str(name) for name in typed.get("experiment", [])]
-    added = replacing(names, typed, config_dir)
-    if added:
-        notes.append(f"experiment={','.join(names)}: what is typed replaces {', '.join(map(key_of, added))}")
+    added, own = replacing(names, typed, config_dir), _set_by_all(names)
+    groups = [key for key in REPLACED if key in own and [*typed.get(key, [own[key]])] != [own[key]]]
+    if replaced := dict.fromkeys([*groups, *map(key_of, added)]):
+        notes.append(f"experiment={','.join(names)}: what is typed replaces {', '.join(replaced)}")
     return [*(f"experiment={name}" for name in chosen), *added, *overrides]
 
 
@@ -95,20 +96,23 @@ def _recipe_of_texts(typed: Values) -> list[str]:
     texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
     column = str(typed.get("data.column", ["text"])[0])
     try:
-        sizes = {str(path): min(bytes_of(str(path), str(kind), column), most or inf) for kind, path, most in texts}
+        sizes = {
+            str(path): [min(size, most or inf) for size in size_of(str(path), str(kind), column)]
+            for kind, path, most in texts
+        }
     except UserError as error:
         if any(os.path.exists(str(path)) for _, path, _ in texts):
             raise
         raise UserError(f"{error}; run_dir=RUN shows a finished run without its text") from error
-    for path, size in sizes.items():
-        if size < MIN_BYTES:
-            advice = "; experiment=none tokenizer=char trains on it all the same" if size >= MIN_BYTES / 2 else ""
-            raise UserError(f"data.path={path}: has {size:,.0f} bytes, expected {MIN_BYTES:,} or more{advice}")
-    recipes = {path: recipe_of(size) for path, size in sizes.items()}
+    for path, (_, length) in sizes.items():
+        if length < MIN_CHARACTERS:
+            advice = "; experiment=none tokenizer=char trains on it all the same" if length > MIN_CHARACTERS / 2 else ""
+            raise UserError(f"data.path={path}: has {length:,} characters, expected {MIN_CHARACTERS:,} or more{advice}")
+    recipes = {path: recipe_of(size) for path, (size, _) in sizes.items()}
     if len({*recipes.values()}) > 1:
         listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
-    for path, size in sizes.items():
+    for path, (size, _) in sizes.items():
         tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
         advice = "; as GGUF: experiment=bpe_300k" if "char" in tokenizers else ""
         notes.append(f"reading {path} ({_in_words(size)}): experiment={recipes[path]}{advice}")
@@ -119,23 +123,33 @@ def _in_words(size: float) -> str:
     return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
-def bytes_of(path: str, kind: str, column: str = "text") -> int:
-    """The bytes of a text, decompressed and of a local table those of a column, as far as they decide its recipe."""
-    total, enough = 0, RECIPES[-1][0]
+def size_of(path: str, kind: str, column: str = "text") -> tuple[int, int]:
+    """The bytes of a text, decompressed and of a local table those of a column, and its characters in UTF-8.
+
+    Both as far as they decide its recipe: the file at which they do is the last that is read.
+    """
+    n_bytes, n_characters = 0, 0
     path = path if is_url(path) else expanded(path, "data.path")
     files = [path] if is_url(path) else local_files(path, SUFFIXES.get(kind, ())).values()
     for file in files:
         if kind == "text" and isinstance(file, Path) and not file.name.lower().endswith(COMPRESSED):
-            total += file.stat().st_size
+            n_bytes += file.stat().st_size
+            if n_characters < MIN_CHARACTERS:
+                with file.open("rb") as content:
+                    n_characters += _characters(content.read(4 * MIN_CHARACTERS))
             continue
         from lm.data.tables import reading_from
 
         with reading_from(str(file) if isinstance(file, Path) else f"data.path={path}", kind):
             for piece in _pieces(file, kind, column):
-                total += len(piece)
-                if total > enough:
-                    return total
-    return total
+                n_bytes, n_characters = n_bytes + len(piece), n_characters + _characters(piece)
+                if n_bytes > RECIPES[-1][0]:
+                    return n_bytes, n_characters
+    return n_bytes, n_characters
+
+
+def _characters(text: bytes) -> int:
+    return len(text.translate(None, bytes(range(0x80, 0xC0))))  # without the bytes that go on with one in UTF-8
 
 
 def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
@@ -151,8 +165,7 @@ def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
 
 def replacing(names: Sequence[str], typed: Values, config_dir: str | None = None) -> list[str]:
     """Overrides by which typed groups replace what recipes choose and set, and the groups that depend on them."""
-    recipes = [_set_by(name) for name in names if _file(name).is_file()]
-    own = {key: value for recipe in recipes for key, value in recipe.items()}
+    own = _set_by_all(names)
     others = [  # choices that are not the recipe's own; {key: value} changes a group, and chooses none
         group
         for group, values in typed.items()
@@ -182,6 +195,10 @@ def replacing(names: Sequence[str], typed: Values, config_dir: str | None = None
 
 def _file(experiment: str) -> Path:
     return CONFIGS / "experiment" / f"{experiment}.yaml"
+
+
+def _set_by_all(experiments: Sequence[str]) -> dict[str, Any]:
+    return {key: value for name in experiments if _file(name).is_file() for key, value in _set_by(name).items()}
 
 
 def _set_by(experiment: str) -> dict[str, Any]:

@@ -126,12 +126,18 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
 
 
 def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]:
-    """The words that are no settings, and the settings. Raises UserError for a flag."""
+    """The words that are no settings, and the settings; a -- in front is left out. Raises UserError for a flag."""
+    args = args[1:] if args[:1] == ["--"] else args
     for i, arg in enumerate(args):
         if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", arg, re.DOTALL):
             raise UserError(explain_non_override(args, kinds_of(schema), i))
     words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.-]*=", arg)]
     return words, [arg for arg in args if arg not in words]
+
+
+def is_folder(word: str) -> bool:
+    """Whether a word is a folder, or a glob with a slash, unlike most prompts, that matches some."""
+    return os.path.isdir(word) or ("/" in word and glob.has_magic(word) and bool(glob.glob(f"{word}/")))
 
 
 def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "run_dir") -> list[str]:
