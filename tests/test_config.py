@@ -224,6 +224,7 @@ OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "optim.lr": replace(RUN, optim=OptimConfig(lr=1.0)),
     "loss": replace(RUN, loss="plain"),
     "loss_temperature": replace(RUN, loss_temperature=0.5),
+    "ngram_smoothing": replace(RUN, ngram_smoothing=0.5),
     "compile": replace(RUN, compile=True),
     "activation_checkpointing": replace(RUN, activation_checkpointing=True),  # which may be compiled
     "head.kind": replace(RUN, head=HEADS["untied"]),
@@ -254,7 +255,7 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
 
 
 def test_every_setting_decides_numbers_or_is_known_not_to() -> None:
-    run = replace(RUN, checkpoint=CheckpointConfig(best=True), loss_temperature=0.5)
+    run = replace(RUN, checkpoint=CheckpointConfig(best=True), loss_temperature=0.5, ngram_smoothing=0.5)
     rest = {key for key in {*flat(asdict(run))} - {*deciding_settings(asdict(run))} if key.split(".")[0] != "tokenizer"}
     of_text = {f"data.{key}" for key in asdict(run.data)} - {f"data.{key}" for key in OF_DATA}
     where = {"run_dir", "init_from", "threads", "activation_checkpointing", "plan_only"}

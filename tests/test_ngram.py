@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from lm.config import DataConfig, ModelConfig, TokenizerConfig
 from lm.data import ngram, tokens
-from lm.data.ngram import ORDER, bits_per_byte, probabilities
+from lm.data.batches import TrainingStream
+from lm.data.ngram import ORDER, ExpectedTokens, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.model.size import n_params
 from lm.training.progress import log_baseline
@@ -86,6 +87,27 @@ def test_it_is_the_model_of_the_paper_and_its_probabilities_sum_to_one(train: by
 def source(tmp_path: Path) -> DataConfig:
     (tmp_path / "text.txt").write_text(TEXT * 5)
     return DataConfig(source="text", path=str(tmp_path / "text.txt"), seq_len=16, cache_dir=str(tmp_path / "cache"))
+
+
+def test_a_target_is_shared_with_what_the_model_of_tokens_expects() -> None:
+    """Which is that of bytes, where these are the tokens."""
+    text = (TEXT * 2).encode()
+    codes, places = np.frombuffer(text, np.uint8), np.arange(len(text))
+    keys = ngram._keys(bytes(ORDER - 1) + text)
+    distinct = np.unique(keys)
+    p = probabilities(keys.copy(), distinct)[np.searchsorted(distinct, keys)]
+    expected = ExpectedTokens(codes, 256, ORDER)
+    np.testing.assert_allclose(expected(places)[places, codes], p, rtol=1e-5)
+    np.testing.assert_allclose(expected(places).sum(1), 1, rtol=1e-5)
+
+    plain = TrainingStream(codes, seq_len=16, batch_size=2, seed=0)
+    smoothed = replace(plain, expected=expected, smoothing=0.25)
+    (tokens_, targets), (same, shares) = plain.batch(3), smoothed.batch(3)
+    assert same.equal(tokens_)
+    assert shares.shape == (2, 16, 256)
+    at = plain.windows(range(6, 8))[:, 1:]
+    assert shares.gather(2, targets[..., None])[..., 0].numpy() == pytest.approx(0.75 + 0.25 * p[at], rel=1e-5)
+    assert shares.sum(2).numpy() == pytest.approx(1, rel=1e-5)
 
 
 def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ DECIDING = (
     *(f"trainer.{key}" for key in ("max_steps", "accelerator", "precision", "strategy", "devices", "num_nodes")),
     *("trainer.gradient_clip_val", "trainer.accumulate_grad_batches"),
 )
+LATER = {"loss_temperature": 1.0, "ngram_smoothing": 0.0}
 # Where a run is, what is logged of it and how. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
@@ -79,8 +80,8 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
         groups.add("validation")
     if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
         groups.remove("data.val_fraction")
-    if leaves.get("loss_temperature", 1.0) != 1.0:  # else a run is what it was before there was this key
-        groups.add("loss_temperature")
+    # a run with the default is what it was before there was the key
+    groups |= {key for key, default in LATER.items() if leaves.get(key, default) != default}
     if leaves.get("compile") and leaves.get("activation_checkpointing"):  # a compiler fuses what is repeated otherwise
         groups.add("activation_checkpointing")
     leaves.pop("head.name", None)  # a label

@@ -170,6 +170,7 @@ class RunConfig:
     seed: int = 0  # of weights, batches and dropout
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
+    ngram_smoothing: float = 0.0  # the share of each training target that is what an n-gram model expects there
     loss_temperature: float = 1.0  # training divides the logits by it; less than 1 for a text that is read many times
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
     compile: bool | str = "auto"  # torch.compile: true, false, or auto, in long runs; see docs/performance.md
@@ -181,6 +182,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
+        require(0 <= self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
         require(0 < self.loss_temperature < math.inf, f"loss_temperature={self.loss_temperature}", "more than 0")
         require(self.compile in (True, False, "auto"), f"compile={self.compile}", "true, false or auto")
         require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.data.ngram import ExpectedTokens
+
 IGNORED = -100  # the target that CrossEntropyLoss ignores
 Batch = tuple[Tensor, Tensor]
 
@@ -35,6 +37,8 @@ class TrainingStream:
     world_size: int = 1
     overfit_batches: int = 0
     documents: np.ndarray | None = None  # (n,) increasing, from 0 on
+    expected: ExpectedTokens | None = None
+    smoothing: float = 0.0  # the share of each target that is what is expected
 
     def __post_init__(self) -> None:
         last = len(self.tokens) - 1
@@ -66,11 +70,17 @@ class TrainingStream:
             self.moves = self.documents[chosen] - (self.ends - lengths)  # from a place in the epoch to that in the text
 
     def batch(self, k: int) -> Batch:
-        """Batch k of this rank: (tokens, targets), each (B, T)."""
+        """Batch k of this rank: (tokens, targets), each (B, T), or with smoothing targets that are shares (B, T, V)."""
         if self.overfit_batches:
             k %= self.overfit_batches
         first = (k * self.world_size + self.rank) * self.batch_size
-        return shift(self.tokens[self.windows(range(first, first + self.batch_size))])
+        places = self.windows(range(first, first + self.batch_size))
+        tokens, targets = shift(self.tokens[places])
+        if self.expected is None:
+            return tokens, targets
+        shares = self.smoothing * torch.from_numpy(self.expected(places[:, 1:].flatten()))  # (B*T, V)
+        shares[torch.arange(len(shares)), targets.flatten()] += 1 - self.smoothing
+        return tokens, shares.view(*targets.shape, -1)
 
 
 def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = None) -> np.ndarray:

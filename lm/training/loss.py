@@ -31,7 +31,8 @@ cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softm
 def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """All logits (B, T, V) at once."""
     logits = net(tokens) if temperature == 1 else net(tokens) / temperature
-    loss: Tensor = cross_entropy(logits.flatten(0, 1), targets.flatten())  # of (B*T, V) and (B*T,)
+    logits = logits.flatten(0, 1)  # (B*T, V)
+    loss: Tensor = cross_entropy(logits, targets.flatten(0, 1))  # of tokens (B*T,), or of shares of tokens (B*T, V)
     return loss
 
 
@@ -59,11 +60,13 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
         raise UserError(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
     if run.loss == "chunked" and not is_linear:
         raise UserError(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
+    if run.loss == "chunked" and run.ngram_smoothing:
+        raise UserError("loss=chunked: takes one token as a target; with ngram_smoothing use loss=plain")
     if run.loss != "auto":
         return run.loss
     limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]
     faster = HAS_CHUNKED and run.trainer.accelerator == "cpu" and vocab_size >= limit and not run.compile
-    return "chunked" if faster and is_linear else "plain"
+    return "chunked" if faster and is_linear and not run.ngram_smoothing else "plain"
 
 
 def build_loss(run: RunConfig) -> Loss:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lm.config import RunConfig, UserError
 from lm.config.run import TrainerConfig
 from lm.data.batches import TrainingStream
+from lm.data.ngram import ExpectedTokens
 from lm.data.tokens import TextData
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
@@ -104,4 +105,6 @@ def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingS
         world_size=fabric.world_size,
         overfit_batches=run.data.overfit_batches * n_micro,
         documents=data.documents() if run.data.order == "documents" else None,
+        expected=ExpectedTokens(data.train, data.tokenizer.vocab_size) if run.ngram_smoothing else None,
+        smoothing=run.ngram_smoothing,
     )
