@@ -19,8 +19,7 @@ from lm.data.tokenizer import byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.formats.base import model_folder
 from lm.formats.card import write_card
-from lm.formats.folder import load_model, save_model
-from lm.formats.weights import write_weights
+from lm.formats.folder import load_model, save_model, write_weights
 from lm.inference.generate import generate
 from lm.system.files import read_json, write_json
 from lm.training.train import train

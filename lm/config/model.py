@@ -1,4 +1,4 @@
-"""The model: its transformer blocks and its LM head."""
+"""The model: its transformer blocks, its LM head, and what its folder says of it."""
 
 import math
 from dataclasses import dataclass
@@ -173,3 +173,23 @@ class HeadConfig:
             require(given or not needed, f"head.{key}", f"a number with head.kind={self.kind}; see configs/head/")
             require(needed or not given, f"head.{key}={getattr(self, key)}", f"null with head.kind={self.kind}")
         require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
+
+
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"  # beside the config.json of a model
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """The content of a model's config.json: all that builds a model, and the hashes of the files beside it."""
+
+    vocab_size: int
+    seq_len: int  # the longest context
+    document_separator: int | None = None
+    model: ModelConfig
+    head: HeadConfig
+    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers, which says none
+    architecture: str | None = None  # in transformers, of one of its folders
+
+    def __post_init__(self) -> None:
+        require_min(1, "", self, "vocab_size", "seq_len")
+        require_min(0, "", self, "document_separator")

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from lm.config import UserError
-from lm.formats.architectures import architecture_of
-from lm.formats.weights import write_weights
+from lm.formats.folder import write_weights
 from lm.model.lora import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
@@ -45,6 +44,8 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     """
     if not net.config.adapted:
         return
+    from lm.formats.architectures import architecture_of
+
     adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
     try:
         architecture = architecture_of(net.config)

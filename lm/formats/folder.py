@@ -1,23 +1,44 @@
 """A model as a folder: model.safetensors, tokenizer.json and config.json, none of which can run code."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lm.config import UserError, foreign_classes
-from lm.config.checks import error_prefix
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.config import UserError, foreign_classes, require
+from lm.config.checks import build, error_prefix, reading
+from lm.config.model import TOKENIZER, WEIGHTS, ModelSettings
+from lm.data.tokenizer import Chat, Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
-from lm.formats.chat import read_chat, save_chat
-from lm.formats.pretrained import load_pretrained
-from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
-from lm.formats.weights import read_weights, write_weights
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
-from lm.system.files import sha256, write_json, write_text
+from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
+
+CHAT = "chat.json"  # of a run that began from a folder of transformers: how its model was made to converse
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a file atomically. `safetensors.torch.save_file` would replace `path` by a file that is not synced yet."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    with atomic_file(path) as file:
+        file.write(save(whole, {"format": "pt"}))
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, each in memory of its own and in the precision of `expected`, which may lie on "meta".
+
+    Raises ValueError, before memory is taken, for a tensor that is missing, superfluous or of another shape.
+    """
+    stored = load_file(path)  # maps the file
+    for name in sorted(expected.keys() | stored.keys()):
+        shapes = [tuple(weights[name].shape) if name in weights else None for weights in (stored, expected)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{name}: {path.name} has the shape {shapes[0]}, the settings give {shapes[1]}")
+    return {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in stored.items()}
 
 
 def saved_state(net: Transformer) -> dict[str, Tensor]:
@@ -56,6 +77,8 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     folder = model_folder(run_dir)
     settings = read_settings(folder)
     if settings.architecture is not None:
+        from lm.formats.pretrained import load_pretrained
+
         return load_pretrained(folder, settings)
     for key, path in foreign_classes(settings.model).items():
         import_class(key, path, trust)
@@ -89,3 +112,21 @@ def _read_net(path: Path, settings: ModelSettings) -> Transformer:
         )
     net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
     return net
+
+
+def save_chat(chat: Chat, folder: Path) -> None:
+    """Write chat.json into the folder of a model, if it has anything to say."""
+    if chat != Chat():
+        write_json(folder / CHAT, asdict(chat))
+
+
+def read_chat(folder: Path, tokenizer: Tokenizer) -> None:
+    """Give the tokenizer of a model's folder what chat.json says, if there is one. Raises UserError."""
+    path = folder / CHAT
+    if path.exists():
+        with reading(path):
+            chat = build(Chat, read_json(path))
+            is_token = chat.eos_token is None or tokenizer.backend.token_to_id(chat.eos_token) is not None
+            require(is_token, f"eos_token={chat.eos_token}", "a token of the tokenizer")
+        tokenizer.chat = chat
+        tokenizer.stops |= {*chat.stops}
