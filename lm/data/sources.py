@@ -6,19 +6,28 @@ import logging
 import os
 import re
 import sysconfig
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lm.config import DataConfig, UserError
 from lm.data.paths import SUFFIXES, is_url, local_files, raise_error, suffix
-from lm.data.servers import ask, file_version, hub_cells, hub_commit
-from lm.data.tables import BLOCK, READERS, documents_of, open_file, reading_from
-from lm.system.files import json_sha256
+from lm.data.tables import (
+    BLOCK,
+    READERS,
+    TIMEOUT,
+    cells_of,
+    documents_of,
+    filesystem_of,
+    first_line,
+    open_file,
+    reading_from,
+)
+from lm.system.files import json_sha256, read_json, write_json
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
@@ -49,23 +58,19 @@ class Files:
     def __init__(self, place: str, files: Names, cache: Path) -> None:
         self.place, self.files = place, files
         addresses = [file for file in files.values() if isinstance(file, str)]
-        self.versions = {url: ask(cache, url, partial(file_version, place, url)) for url in addresses}
+        self.versions = {url: _ask(cache, url, partial(_file_version, place, url)) for url in addresses}
         for url, version in self.versions.items():
             if url.startswith("http") and not any(header in version for header in VERSION):
                 log.warning("%s: its server names no version of it; data.verify=true reads it again", place)
 
     def state(self) -> str:
-        states, changed = list[object](), 0  # ns since the epoch
+        states = list[object]()
         for name, file in self.files.items():
             if isinstance(file, Path):
-                status = file.stat()
+                status = file.stat()  # no program can set ctime
                 states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
-                changed = max(changed, status.st_ctime_ns)  # which no program can set
             else:
                 states.append([file, self.versions[file]])
-        # Another change in the same tick of the file system's clock would have the same time: let the tick pass.
-        tick = 2 * 10**9 if changed % 10**9 == 0 else 2 * 10**7  # some count whole seconds
-        time.sleep(min(max(changed + tick - time.time_ns(), 0), tick) / 1e9)
         return json_sha256(states)
 
     def documents(self, max_bytes: int | None) -> Documents:
@@ -166,6 +171,39 @@ class Tables(Files):
             yield from documents_of(cells, self.column)
 
 
+# --- servers, of files and of the Hugging Face Hub: without an answer, the last one is used
+
+
+def _ask(cache: Path, request: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a server says; without an answer, what it said the last time, with a warning. Raises UserError."""
+    note = cache / "servers" / f"{json_sha256(request)[:32]}.json"
+    try:
+        reply = answer()
+    except UserError as error:
+        try:
+            reply = read_json(note)
+        except (OSError, ValueError):
+            raise error from None
+        log.warning("%s; the version of the last time is used: %s", error, ", ".join(map(str, reply.values())))
+        return reply
+    with suppress(OSError):  # a cache that is read-only still serves
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, reply)
+    return reply
+
+
+def _file_version(place: str, url: str) -> dict[str, Any]:
+    """What a server says of a file without sending it, as far as it is the same until the file changes."""
+    try:
+        filesystem, path = filesystem_of(url)
+        info = filesystem.info(path)
+    except Exception as error:
+        status = getattr(error.__cause__ or error, "status", None)
+        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        raise UserError(f"{place}: could not be read ({reason})") from error
+    return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
+
+
 class Hub:
     """A document from each row of a column of a split, at one commit of a data set on the Hugging Face Hub."""
 
@@ -173,13 +211,79 @@ class Hub:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
         if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
-            self.commit = ask(cache, request, partial(hub_commit, config, config.revision))["commit"]
+            self.commit = _ask(cache, request, partial(_hub_commit, config, config.revision))["commit"]
 
     def state(self) -> str:
         return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
 
     def documents(self, max_bytes: int | None) -> Documents:
-        return documents_of(hub_cells(self.config, self.commit, self.key), self.config.column)
+        return documents_of(_hub_cells(self.config, self.commit, self.key), self.config.column)
+
+
+def _hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
+    """The commit of a revision, or the newest of the main branch, if it may be read."""
+    from huggingface_hub import HfApi
+
+    api, name = HfApi(), str(config.path)
+    with _hub_errors(config, revision):
+        info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
+        if info.gated:
+            api.auth_check(name, repo_type="dataset")
+    return {"commit": str(info.sha)}
+
+
+def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
+    """The cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
+
+    A read that fails is tried again by the library for a while, from where it stopped.
+    """
+    import datasets
+
+    _hub_commit(config, commit)
+    with _hub_errors(config, commit):
+        path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
+        try:
+            builder = datasets.load_dataset_builder(path, config.name, revision=commit)
+        except ValueError as error:  # its text lists the configurations
+            raise UserError(f"data.name={config.name}: {' '.join(str(error).split())}") from error
+        if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
+            raise ConnectionError("its files cannot be listed")
+        splits = builder.config.data_files or {}
+        if config.split not in splits:
+            raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
+        files = [str(file) for file in splits[config.split]]
+        kinds = {file: kind for file in files for kind in READERS if suffix(file) in SUFFIXES[kind]}
+        if len(kinds) == len(files):
+            for file, kind in kinds.items():
+                yield from READERS[kind](file, config.column)
+        else:  # of another kind, which the library reads
+            yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
+
+
+@contextmanager
+def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
+    from huggingface_hub import constants, errors
+
+    place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
+    login = "log in by `hf auth login` or set HF_TOKEN"
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
+        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
+        raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error
+
+
+# --- the choice
 
 
 def open_sources(config: DataConfig) -> list[Source]:
