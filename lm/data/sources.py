@@ -20,6 +20,7 @@ from lm.data.tables import (
     BLOCK,
     READERS,
     TIMEOUT,
+    cells_in,
     cells_of,
     documents_of,
     filesystem_of,
@@ -166,7 +167,7 @@ class Tables(Files):
         self.kind, self.column = kind, column
 
     def documents(self, max_bytes: int | None) -> Documents:
-        cells = (cell for file in self.files.values() for cell in READERS[self.kind](file, self.column))
+        cells = (cell for file in self.files.values() for cell in cells_in(file, self.kind, self.column))
         with reading_from(self.place, self.kind):
             yield from documents_of(cells, self.column)
 
@@ -256,7 +257,7 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
         kinds = {file: kind for file in files for kind in READERS if suffix(file) in SUFFIXES[kind]}
         if len(kinds) == len(files):
             for file, kind in kinds.items():
-                yield from READERS[kind](file, config.column)
+                yield from cells_in(file, kind, config.column)
         else:  # of another kind, which the library reads
             yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
 
