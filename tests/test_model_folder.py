@@ -88,7 +88,6 @@ def test_another_or_a_missing_file_is_named(folder: Path, name: str) -> None:
         ("sha256", {"/dev/zero": "x"}, "sha256"),
         ("seq_len", 0, "seq_len=0"),
         ("vocab_size", 10**12, "embed.weight"),
-        ("document_separator", 5, "document_separator=5"),
         ("model.linear", "antigravity.Linear", "trust=true"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
         ("model.depth", 3, "model.depth"),

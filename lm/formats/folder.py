@@ -1,7 +1,12 @@
-"""A model as a folder: model.safetensors, tokenizer.json and config.json, none of which can run code."""
+"""A model as a folder: model.safetensors, tokenizer.json and config.json, none of which can run code.
 
+And its adapters: merged into its matrices, and as a folder that PEFT loads onto the exported base model.
+"""
+
+import json
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -10,14 +15,16 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lm.config import UserError, foreign_classes, require
-from lm.config.checks import build, error_prefix, reading
+from lm.config.checks import build, reading
 from lm.config.model import TOKENIZER, WEIGHTS, ModelSettings
 from lm.data.tokenizer import Chat, Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
+from lm.model.lora import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
 
+log = logging.getLogger(__name__)
 CHAT = "chat.json"  # of a run that began from a folder of transformers: how its model was made to converse
 
 
@@ -86,18 +93,12 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    read_chat(folder, tokenizer)
-    with error_prefix(str(folder / "config.json")):
-        try:
-            net = _read_net(folder / WEIGHTS, settings)
-        except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"{str(error).splitlines()[0]}; expected what train wrote") from error
-        if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
-            raise UserError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
-        if net.document_separator not in (None, tokenizer.eot):
-            expected = f"{tokenizer.eot}, the tokenizer's end-of-text token, or null"
-            raise UserError(f"document_separator={net.document_separator}, expected {expected}")
-    return net.eval(), tokenizer
+    _read_chat(folder, tokenizer)
+    try:
+        return _read_net(folder / WEIGHTS, settings).eval(), tokenizer
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{folder / 'config.json'}: {reason}; expected what train wrote") from error
 
 
 def _read_net(path: Path, settings: ModelSettings) -> Transformer:
@@ -120,7 +121,7 @@ def save_chat(chat: Chat, folder: Path) -> None:
         write_json(folder / CHAT, asdict(chat))
 
 
-def read_chat(folder: Path, tokenizer: Tokenizer) -> None:
+def _read_chat(folder: Path, tokenizer: Tokenizer) -> None:
     """Give the tokenizer of a model's folder what chat.json says, if there is one. Raises UserError."""
     path = folder / CHAT
     if path.exists():
@@ -130,3 +131,63 @@ def read_chat(folder: Path, tokenizer: Tokenizer) -> None:
             require(is_token, f"eos_token={chat.eos_token}", "a token of the tokenizer")
         tokenizer.chat = chat
         tokenizer.stops |= {*chat.stops}
+
+
+# --- adapters
+
+
+@torch.no_grad()
+def merged(net: Transformer) -> Transformer:
+    """A model of plain projections that computes the same; one without adapters is returned itself.
+
+    What has no adapter is shared with `net`, not copied.
+    """
+    if not net.config.adapted:
+        return net
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not is_adapter(name)}
+    for name, module in net.named_modules():
+        if isinstance(module, LoRALinear):
+            weights[f"{name}.weight"] = module.merged()
+    config = replace(net.config, linear="linear", lora_rank=None, lora_alpha=None, lora_targets=None)
+    with torch.device("meta"):
+        plain = Transformer(config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
+    plain.load_state_dict(weights, assign=True)
+    plain.document_separator = net.document_separator
+    return plain
+
+
+def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors of a model with adapters; nothing of one without.
+
+    `base` names the model that the adapters are for. The matrices of an architecture that are not ours one by one, as
+    those of GPT-2, have no adapters of the same form: then the log says so, and nothing is written.
+    """
+    if not net.config.adapted:
+        return
+    from lm.formats.architectures import architecture_of
+
+    adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
+    try:
+        architecture = architecture_of(net.config)
+        if architecture.is_gpt2:
+            raise UserError(f"{architecture.name} stores q, k and v as one matrix")
+    except UserError as error:
+        log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
+        return
+    names = architecture.names(adapters)
+    tensors = {f"base_model.model.{name}": adapters[own_name] for name, (own_name,) in names.items()}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": net.config.rank,
+        "lora_alpha": net.config.alpha,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    folder.mkdir(exist_ok=True)
+    write_weights(folder / "adapter_model.safetensors", tensors)
+    write_text(folder / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
