@@ -180,6 +180,7 @@ class AblationConfig(Question):
 
 
 EXIT_CODES = ("done", "verdict")
+RECORD = "ablation.json"  # in the folder of an ablation
 LEDGER = "ablations/ledger.csv"  # of the current folder, wherever an ablation has its own
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
