@@ -199,12 +199,8 @@ def _derived(text_hash: str, change: str) -> str:
 def _cut(whole: Part, val_fraction: float, val_max_bytes: int | None) -> tuple[int, bool]:
     """The byte at which the validation text of a single document begins, and whether its limit decides it.
 
-    The share is counted in characters, for which all of the text is read, unless it exceeds the limit in any case: a
-    character has at most four bytes.
+    The share is counted in characters, for which all of the text is read.
     """
-    size = whole.n_bytes
-    if val_max_bytes is not None and size * val_fraction > 4 * val_max_bytes:
-        return _last_bytes(whole.text, size, val_max_bytes), True
     ends = np.cumsum([0, *(np.count_nonzero(_starts(block)) for block, _ in whole.blocks())])  # before each block
     n_characters = int(ends[-1])
     chosen = min(int(n_characters * (1 - val_fraction)), n_characters - 1)
@@ -212,9 +208,9 @@ def _cut(whole: Part, val_fraction: float, val_max_bytes: int | None) -> tuple[i
     with open(whole.text.path, "rb") as file:
         file.seek(index * BLOCK)
         plain = index * BLOCK + int(np.flatnonzero(_starts(file.read(BLOCK)))[chosen - ends[index]])
-    if val_max_bytes is None or size - plain <= val_max_bytes:
+    if val_max_bytes is None or whole.n_bytes - plain <= val_max_bytes:
         return plain, False
-    return _last_bytes(whole.text, size, val_max_bytes), True
+    return _last_bytes(whole.text, whole.n_bytes, val_max_bytes), True
 
 
 def _starts(block: bytes) -> np.ndarray:
@@ -257,21 +253,17 @@ def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAF
     It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
     string. With None, each document is one string.
     """
-    held, searched, first = "", 0, True
+    held, first = "", True
     for block, last in blocks:
         held += block
         begin = 0
-        while cut and len(held) - begin > CHUNK:
-            match = cut.search(held, max(begin + CHUNK, searched))
-            if match is None:
-                searched = len(held)
-                break
+        while cut and (match := cut.search(held, begin + CHUNK)):
             yield held[begin : match.start()], first
             begin, first = match.start(), False
-        held, searched = held[begin:], max(searched - begin, 0)
+        held = held[begin:]
         if last:
             yield held, first
-            held, searched, first = "", 0, True
+            held, first = "", True
 
 
 def sample(part: Part) -> Iterator[str]:
