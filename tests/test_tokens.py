@@ -291,23 +291,23 @@ def test_a_changed_text_is_read_again(source: DataConfig) -> None:
 
 def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
-    read = sources.TextFiles.documents
-    monkeypatch.setattr(sources.TextFiles, "documents", lambda *given: reads.append(given) or read(*given))
+    read = sources.Files.documents
+    monkeypatch.setattr(sources.Files, "documents", lambda *given: reads.append(given) or read(*given))
     for n, verify in ((1, False), (1, False), (2, True), (2, False)):
         prepare(replace(source, verify=verify), BYTE)
         assert len(reads) == n
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = sources.TextFiles.documents
+    read = sources.Files.documents
 
-    def documents(self: sources.TextFiles, max_bytes: int | None) -> sources.Documents:
+    def documents(self: sources.Files, max_bytes: int | None) -> sources.Documents:
         for name, blocks in read(self, max_bytes):
             with open(str(source.path), "a") as file:
                 file.write("more")
             yield name, blocks
 
-    monkeypatch.setattr(sources.TextFiles, "documents", documents)
+    monkeypatch.setattr(sources.Files, "documents", documents)
     with pytest.raises(UserError, match="changed while it was being read"):
         prepare(source, BYTE)
     assert folders(source) == []

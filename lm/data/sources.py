@@ -51,18 +51,26 @@ class Source(Protocol):
 
 
 class Files:
-    """Files by their names, which are local paths or addresses: what most kinds of source are made of.
+    """Files by their names, which are local paths, or one at an address.
 
     The state of local files is told by size, inode and times, as git tells it, that of others by what the server says.
+    In a table, each row of a column is a document. Else each file is one, without its byte-order mark; with a separator
+    several, named by the file and their number there. The name of a single text is no part of it: renamed, it is the
+    same one. Of several, it decides the split.
     """
 
-    def __init__(self, place: str, files: Names, cache: Path) -> None:
-        self.place, self.files = place, files
+    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+        self.config, self.place, self.files, self.sha256 = config, place, files, (config.sha256 or "").lower()
         addresses = [file for file in files.values() if isinstance(file, str)]
-        self.versions = {url: _ask(cache, url, partial(_file_version, place, url)) for url in addresses}
+        self.versions = {url: _ask(config.cache, url, partial(_file_version, place, url)) for url in addresses}
         for url, version in self.versions.items():
             if url.startswith("http") and not any(header in version for header in VERSION):
                 log.warning("%s: its server names no version of it; data.verify=true reads it again", place)
+        if config.source in ("text", "stdlib"):
+            self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
+            for kind in READERS:
+                if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
+                    log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
 
     def state(self) -> str:
         states = list[object]()
@@ -75,39 +83,30 @@ class Files:
         return json_sha256(states)
 
     def documents(self, max_bytes: int | None) -> Documents:
-        raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
+        if self.config.source == "tokens":
+            raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
+        return self._rows() if self.config.source in READERS else self._texts(max_bytes)
 
+    def _rows(self) -> Documents:
+        kind, column = self.config.source, self.config.column
+        with reading_from(self.place, kind):
+            cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
+            yield from documents_of(cells, column)
 
-class TextFiles(Files):
-    """A document from each file, without its byte-order mark, of data.sha256 if that is given.
-
-    With a separator, several: its name is that of the file with its number there. The name of a single file is no part
-    of the text: renamed, it is the same one. Of several, it decides the split.
-    """
-
-    def __init__(
-        self, place: str, files: Names, cache: Path, sha256: str | None = None, separator: str | None = None
-    ) -> None:
-        super().__init__(place, files if len(files) > 1 else dict(zip([""], files.values(), strict=True)), cache)
-        self.sha256, self.separator = sha256 and sha256.lower(), separator
-        for kind in READERS:
-            if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
-                log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
-
-    def documents(self, max_bytes: int | None) -> Documents:
+    def _texts(self, max_bytes: int | None) -> Documents:
         if self.sha256 and len(self.files) > 1:
             raise UserError(f"{self.place}: is {len(self.files)} files, expected one file of data.sha256={self.sha256}")
-        is_parted = self.separator is None
+        separator, n_documents = self.config.separator, 0
         for name, file in self.files.items():
-            if self.separator is None:
+            if separator is None:
                 limit = inf if max_bytes is None else max_bytes + 4  # with a character that is cut
                 yield name, self._blocks(file, limit)
                 continue
-            for number, document in enumerate(_parted(self._blocks(file, inf), self.separator.encode()), 1):
+            for number, document in enumerate(_parted(self._blocks(file, inf), separator.encode()), 1):
                 yield f"{name}:{number}", [document]
-                is_parted |= number > 1
-        if not is_parted:
-            raise UserError(f"data.separator={self.separator}: does not occur in {self.place}")
+                n_documents += 1
+        if separator is not None and n_documents == len(self.files):
+            raise UserError(f"data.separator={separator}: does not occur in {self.place}")
 
     def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
@@ -129,7 +128,7 @@ class TextFiles(Files):
                     decoder.decode(b"", final=True)
             except UnicodeDecodeError as error:
                 raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
-        if self.sha256 not in (None, digest.hexdigest()):
+        if self.sha256 not in ("", digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
 
 
@@ -157,19 +156,6 @@ def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
         cure = "take the text out of a document or an archive, or choose files by a glob such as 'FOLDER/*.txt'"
         cure += "; of UTF-16: iconv -f utf-16le -t utf-8 FILE > NEW"
     return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
-
-
-class Tables(Files):
-    """A document from each row of a column of JSON, CSV or Parquet files."""
-
-    def __init__(self, place: str, files: Names, cache: Path, kind: str, column: str) -> None:
-        super().__init__(place, files, cache)
-        self.kind, self.column = kind, column
-
-    def documents(self, max_bytes: int | None) -> Documents:
-        cells = (cell for file in self.files.values() for cell in cells_in(file, self.kind, self.column))
-        with reading_from(self.place, self.kind):
-            yield from documents_of(cells, self.column)
 
 
 # --- servers, of files and of the Hugging Face Hub: without an answer, the last one is used
@@ -208,11 +194,11 @@ def _file_version(place: str, url: str) -> dict[str, Any]:
 class Hub:
     """A document from each row of a column of a split, at one commit of a data set on the Hugging Face Hub."""
 
-    def __init__(self, config: DataConfig, cache: Path, key: str) -> None:
+    def __init__(self, config: DataConfig, key: str) -> None:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
         if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
-            self.commit = _ask(cache, request, partial(_hub_commit, config, config.revision))["commit"]
+            self.commit = _ask(config.cache, request, partial(_hub_commit, config, config.revision))["commit"]
 
     def state(self) -> str:
         return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
@@ -315,19 +301,15 @@ def only_file(source: Source) -> Path:
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
     """Nothing is read yet. `key` is the setting that errors name. Raises UserError, and PermissionError of a cache."""
-    cache = config.cache
     if config.source == "hub":
-        return Hub(config, cache, "data.split" if key == "data.path" else key)
+        return Hub(config, "data.split" if key == "data.path" else key)
     if config.source == "stdlib":
-        return TextFiles("data=stdlib", _stdlib(), cache)
+        return Files(config, "data=stdlib", _stdlib())
     assert config.path is not None
-    place, suffixes = f"{key}={config.path}", SUFFIXES.get(config.source, ())
-    files: Names = {"": config.path} if is_url(config.path) else {**local_files(config.path, suffixes, key)}
-    if config.source in READERS:
-        return Tables(place, files, cache, config.source, config.column)
-    if config.source == "text":
-        return TextFiles(place, files, cache, config.sha256, config.separator)
-    return Files(place, files, cache)
+    files: Names = {"": config.path}
+    if not is_url(config.path):
+        files = {**local_files(config.path, SUFFIXES.get(config.source, ()), key)}
+    return Files(config, f"{key}={config.path}", files)
 
 
 def _stdlib() -> Names:
