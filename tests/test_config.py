@@ -147,23 +147,6 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_it() -> None:
         assert re.fullmatch(rf"{re.escape(start)}(?![\w.]).*", message), (schema, settings, message)
 
 
-TOGETHER: list[tuple[type, dict[str, Any], list[str]]] = [  # settings, and the keys of all their mistakes
-    (ModelConfig, {"norm": "none", "qk_norm": True, "previous_token_init": 2}, ["previous_token_init", "qk_norm"]),
-    (ModelConfig, {"d_model": 100, "n_heads": 3, "n_kv_heads": 2, "dropout": 1}, ["d_model", "n_heads", "dropout"]),
-    (ModelConfig, {"n_heads": 0, "norm": "none such"}, ["norm"]),  # others depend on it
-    (HeadConfig, {"head_std": 0.1, "untie_at": 2}, ["head_std", "untie_at", "untie_at"]),
-    (OptimConfig, {"momentum": 0.9, "ns_steps": 5, "betas": [1]}, ["momentum", "ns_steps", "betas"]),
-    (RunConfig, {"max_minutes": 1, "max_tokens": 1, "seed": -1}, ["seed", "max_minutes"]),
-]
-
-
-def test_all_mistakes_of_a_group_are_said_at_once() -> None:
-    for schema, settings, keys in TOGETHER:
-        parts = answer(schema, settings).split("; ")
-        assert len(parts) == len(keys), parts
-        assert all(re.match(rf"(\w+\.)?{key}", part) for key, part in zip(keys, parts, strict=True)), parts
-
-
 ALLOWED: list[tuple[type, dict[str, Any]]] = [
     (ModelConfig, {"n_kv_heads": 1, "dropout": 0.0, "residual_scale": 0.0}),
     *((ModelConfig, {"d_model": 12, "n_heads": 4, "position": position}) for position in ("learned", "none")),

@@ -32,9 +32,8 @@ from transformers import (
 
 from lm.config import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
-from lm.formats.adapter import merged, save_adapter
 from lm.formats.architectures import SYNONYMS
-from lm.formats.folder import load_model, save_model
+from lm.formats.folder import load_model, merged, save_adapter, save_model
 from lm.formats.huggingface import export
 from lm.inference.generate import generate
 from lm.model.lora import is_adapter

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
 from lm.data.tokenizer import byte_tokenizer
-from lm.formats.adapter import merged, save_adapter
-from lm.formats.folder import load_model
+from lm.formats.folder import load_model, merged, save_adapter
 from lm.formats.huggingface import export
 from lm.inference.evaluate import evaluate_run
 from lm.model.lora import LoRALinear, is_adapter

@@ -19,8 +19,7 @@ from lm.data.tokenizer import byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.formats.base import model_folder
 from lm.formats.card import write_card
-from lm.formats.folder import load_model, save_model
-from lm.formats.weights import write_weights
+from lm.formats.folder import load_model, save_model, write_weights
 from lm.inference.generate import generate
 from lm.system.files import read_json, write_json
 from lm.training.train import train
@@ -89,7 +88,6 @@ def test_another_or_a_missing_file_is_named(folder: Path, name: str) -> None:
         ("sha256", {"/dev/zero": "x"}, "sha256"),
         ("seq_len", 0, "seq_len=0"),
         ("vocab_size", 10**12, "embed.weight"),
-        ("document_separator", 5, "document_separator=5"),
         ("model.linear", "antigravity.Linear", "trust=true"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
         ("model.depth", 3, "model.depth"),

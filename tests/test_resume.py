@@ -23,8 +23,7 @@ from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConf
 from lm.config.run import ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
-from lm.formats.folder import load_model
-from lm.formats.weights import read_weights
+from lm.formats.folder import load_model, read_weights
 from lm.inference.evaluate import validate
 from lm.model.head import UntiedMidTrainingHead
 from lm.training.loss import HAS_CHUNKED

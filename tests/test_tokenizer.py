@@ -17,9 +17,17 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.data import encoding
-from lm.data.encoding import encode, sample
-from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+from lm.data.text import sample
+from lm.data.tokenizer import (
+    EOT,
+    Tokenizer,
+    build_tokenizer,
+    byte_tokenizer,
+    char_tokenizer,
+    encode,
+    load_tokenizer,
+    train_bpe,
+)
 from lm.data.tokens import prepare
 from tests.helpers.texts import stored
 
@@ -67,8 +75,8 @@ def test_a_very_long_word_is_learned_in_seconds() -> None:
 
 @pytest.mark.slow
 def test_bpe_is_trained_on_evenly_spaced_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "SAMPLE", 1 << 20)
-    monkeypatch.setattr(encoding, "SAMPLE_CHUNK", 1 << 13)
+    monkeypatch.setattr("lm.data.text.SAMPLE", 1 << 20)
+    monkeypatch.setattr("lm.data.text.SAMPLE_CHUNK", 1 << 13)
     n = 1500
     lines = [f"{i:07} {'é' * 500}\n" for i in range(n)]  # of 1,009 bytes each
     part = stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]).whole()
@@ -310,7 +318,7 @@ def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
         if left_out is not None and tokenizer.begin != tokenizer.eot:
             ids = ids[ids != getattr(tokenizer, left_out)]
         ids.tofile(tmp_path / f"{name}.bin")
-    monkeypatch.setattr(encoding, "IDS", 7)
+    monkeypatch.setattr("lm.data.tokenizer.IDS", 7)
     paths = {"path": f"{tmp_path}/train.bin", "val_path": f"{tmp_path}/val.bin"}
     data = prepare(DataConfig(source="tokens", **paths, **settings), own)
     assert (data.val_bytes, data.baselines) == (len("".join(rows).encode()), expected.baselines)
@@ -334,7 +342,7 @@ def test_a_tokenizer_of_a_known_kind_gives_the_ids_of_transformers_and_the_text_
         assert tokenizer.eot not in ids
     for text in TYPED[:4]:
         assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
-    monkeypatch.setattr(encoding, "CHUNK", 1)
+    monkeypatch.setattr("lm.data.text.CHUNK", 1)
     text = "".join(TYPED[:4]) * 3
     groups = list(encode(tokenizer, stored(tmp_path, [("name", text)]).whole()))
     assert np.concatenate(groups).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]

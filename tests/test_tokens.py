@@ -1,6 +1,5 @@
 """A source becomes one text, which is split by rules, then token files that are complete, current and lossless."""
 
-import base64
 import hashlib
 import io
 import itertools
@@ -23,12 +22,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.data import encoding, sources
+from lm.data import sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream
-from lm.data.encoding import chunks, decoded, encode
-from lm.data.text import overlap, read, split
-from lm.data.tokenizer import byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+from lm.data.text import chunks, decoded, overlap, read, split
+from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, load_tokenizer, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import Listed, documents, stored, texts
@@ -187,18 +185,13 @@ def test_encoding_in_chunks_is_the_same(
     length, block, group = (data.draw(st.integers(2, 5)) for _ in range(3))
     tokenizer = data.draw(st.sampled_from([TRAINED, byte_tokenizer(), char_tokenizer([text])]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "CHUNK", length)
-        patch.setattr(encoding, "GROUP", group)
+        patch.setattr("lm.data.text.CHUNK", length)
+        patch.setattr("lm.data.tokenizer.GROUP", group)
         patch.setattr("lm.data.text.BLOCK", block)
         part = stored(tmp_path_factory.getbasetemp(), [("a", text), ("b", text)]).whole()
         assert "".join(chunk for chunk, _ in chunks(decoded(part))) == text * 2
         ids = np.concatenate(list(encode(tokenizer, part)))
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
-
-
-def test_text_without_spaces_is_encoded_in_pieces() -> None:
-    for text in ('{"a1":"xyz"},' * 3000, base64.b64encode(b"\0\1\xfe" * 9999).decode(), "今天、你好。" * 5000):
-        assert max(len(chunk) for chunk, _ in chunks([(text, True)], encoding.WORD_END)) < 9000
 
 
 @pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
@@ -298,23 +291,23 @@ def test_a_changed_text_is_read_again(source: DataConfig) -> None:
 
 def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
-    read = sources.TextFiles.documents
-    monkeypatch.setattr(sources.TextFiles, "documents", lambda *given: reads.append(given) or read(*given))
+    read = sources.Files.documents
+    monkeypatch.setattr(sources.Files, "documents", lambda *given: reads.append(given) or read(*given))
     for n, verify in ((1, False), (1, False), (2, True), (2, False)):
         prepare(replace(source, verify=verify), BYTE)
         assert len(reads) == n
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = sources.TextFiles.documents
+    read = sources.Files.documents
 
-    def documents(self: sources.TextFiles, max_bytes: int | None) -> sources.Documents:
+    def documents(self: sources.Files, max_bytes: int | None) -> sources.Documents:
         for name, blocks in read(self, max_bytes):
             with open(str(source.path), "a") as file:
                 file.write("more")
             yield name, blocks
 
-    monkeypatch.setattr(sources.TextFiles, "documents", documents)
+    monkeypatch.setattr(sources.Files, "documents", documents)
     with pytest.raises(UserError, match="changed while it was being read"):
         prepare(source, BYTE)
     assert folders(source) == []

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import filelock
 
 from lm.config import UserError
-from lm.config.ablation import AblateConfig, Question
+from lm.config.ablation import RECORD, AblateConfig, Question
 from lm.config.checks import build, reading, without_secrets
 from lm.config.identity import flat
 from lm.system.files import json_sha256, read_json, write_json, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_result
 
-FILE, LOCK = "ablation.json", ".lock"
+FILE, LOCK = RECORD, ".lock"
 DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
     *("minutes", "match_parameters", "seed_offsets", "tune", "common", "base"),

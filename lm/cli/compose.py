@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import build, error_prefix, expanded, reading, refuse, together
+from lm.config.checks import build, error_prefix, expanded, reading
 from lm.config.identity import PLACES, is_runtime, key_of
 from lm.config.model import CLASSES
 from lm.data.paths import from_above
@@ -232,10 +232,10 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             differing[f"tokenizer.{key}"] = base.typed.get(key, value)
     if config.init_sha256 not in (None, base.sha256):
         differing["init_sha256"] = base.sha256
-    with together():
-        for key, value in differing.items():
-            shown, has = to_override_value(OmegaConf.select(config, key)), to_override_value(value)
-            refuse(f"{key}={shown}: init_from={path} has {has}; leave it out")
+    if differing:
+        shown = {key: to_override_value(OmegaConf.select(config, key)) for key in differing}
+        lines = [f"{key}={shown[key]}: init_from={path} has {to_override_value(differing[key])}" for key in differing]
+        raise UserError("; ".join(f"{line}; leave it out" for line in lines))
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config

@@ -153,10 +153,10 @@ def _characters(text: bytes) -> int:
 
 
 def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
-    from lm.data.tables import BLOCK, READERS, documents_of, open_file
+    from lm.data.tables import BLOCK, READERS, cells_in, documents_of, open_file
 
     if kind in READERS and isinstance(file, Path):
-        yield from (text for _, (text,) in documents_of(READERS[kind](file, column), column))
+        yield from (text for _, (text,) in documents_of(cells_in(file, kind, column), column))
         return
     with open_file(file) as content:
         while block := content.read(BLOCK):

@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import (
-    UserError,
-    expand_paths,
-    refuse,
-    require,
-    require_choice,
-    require_min,
-    require_seed,
-    together,
-)
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -103,7 +94,6 @@ class AblationConfig(Question):
     overrides: list[str] = field(default_factory=list)  # of every arm
     base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
-    @together()
     def __post_init__(self) -> None:
         require_choice("ablation.metric", self.metric, RUN_METRICS)
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
@@ -121,24 +111,24 @@ class AblationConfig(Question):
         for setting, name in names.items():
             require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
-            refuse("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+            raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         baselines = (*self.baselines, *self.baselines.values())
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
         for key, names_of_arms in references.items():
             for name in sorted({*names_of_arms} - self.arms.keys()):
-                refuse(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+                raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         pairs = self.pairs()
         for arm in self.arms:
             if arm in self.primary and arm not in pairs:
-                refuse(f"ablation.primary: {arm} is compared with no other arm")
+                raise UserError(f"ablation.primary: {arm} is compared with no other arm")
             if self.baselines.get(arm) == arm:
-                refuse(f"ablation.baselines: {arm} is compared with itself")
+                raise UserError(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
             require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in pairs or pairs[arm] in self.match_parameters:
-                refuse(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+                raise UserError(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_contrasts(self) -> None:
         shapes = dict[tuple[tuple[str, float], ...], str]()
@@ -149,12 +139,11 @@ class AblationConfig(Question):
             are_weights = len(numbers) > 1 and all(isinstance(number, int | float) and number for number in numbers)
             is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9
             require(is_contrast, f"{setting}={weights}", "two arms or more with weights other than 0, whose sum is 0")
-            for arm in weights if is_contrast else ():
+            for arm in weights:
                 require_choice(setting, arm, tuple(self.arms))
-            if is_contrast:
-                shape = tuple((arm, round(weights[arm] / weights[min(weights)], 9)) for arm in sorted(weights))
-                require(shape not in shapes, f"{setting}={weights}", f"another sum than that of {shapes.get(shape)}")
-                shapes[shape] = name
+            shape = tuple((arm, round(weights[arm] / weights[min(weights)], 9)) for arm in sorted(weights))
+            require(shape not in shapes, f"{setting}={weights}", f"another sum than that of {shapes.get(shape)}")
+            shapes[shape] = name
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
@@ -174,7 +163,7 @@ class AblationConfig(Question):
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
             require(is_other, f"ablation.seed_offsets.{arm}={offset}", "a number that leads to other seeds")
             if self.tune.trials and (both := own & {*self.tune.seeds}):
-                refuse(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
+                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
 
     def pairs(self) -> dict[str, str]:
         """Which arm is compared with which."""
@@ -191,6 +180,7 @@ class AblationConfig(Question):
 
 
 EXIT_CODES = ("done", "verdict")
+RECORD = "ablation.json"  # in the folder of an ablation
 LEDGER = "ablations/ledger.csv"  # of the current folder, wherever an ablation has its own
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 

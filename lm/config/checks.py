@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -69,41 +68,6 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
         raise UserError(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
 
-_mistakes: ContextVar[list[str] | None] = ContextVar("mistakes", default=None)  # inside of `together`
-
-
-@contextmanager
-def together() -> Iterator[None]:
-    """Let the checks inside say all that is wrong at once. A name that is none ends them, for others depend on it.
-
-    >>> with together():
-    ...     require(False, "a=1", "2")
-    ...     require(False, "b=1", "3")
-    Traceback (most recent call last):
-    lm.config.checks.UserError: a=1: expected 2; b=1: expected 3
-    """
-    mistakes: list[str] = []
-    token = _mistakes.set(mistakes)
-    try:
-        yield
-    except UserError as error:
-        mistakes.append(str(error))
-    except DAMAGE:  # of a check that relies on one before it
-        if not mistakes:
-            raise
-    finally:
-        _mistakes.reset(token)
-    if mistakes:
-        raise UserError("; ".join(mistakes))
-
-
-def refuse(message: str) -> None:
-    """Raise a UserError, or inside of `together` note it."""
-    if (mistakes := _mistakes.get()) is None:
-        raise UserError(message)
-    mistakes.append(message)
-
-
 def require_choice(key: str, name: str | None, names: tuple[str, ...]) -> None:
     if name is not None and name not in names:
         raise UserError(f"{key}={name}: choose one of {', '.join(names)}")
@@ -111,14 +75,14 @@ def require_choice(key: str, name: str | None, names: tuple[str, ...]) -> None:
 
 def require(holds: bool, setting: str, what: str) -> None:
     if not holds:
-        refuse(f"{setting}: expected {what}")
+        raise UserError(f"{setting}: expected {what}")
 
 
 def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
         if value is not None and not minimum <= value <= 2**53:  # an int and a float; refuses nan too
-            refuse(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
+            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
 
 
 def expanded(path: str, key: str) -> str:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lm.config.checks import expand_paths, refuse, require, require_choice, require_min, together
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub", "tokens")
 TABLES = ("json", "csv", "parquet", "hub")
@@ -69,7 +69,6 @@ class DataConfig:
     cache_dir: str = field(default_factory=default_cache)  # where tokens are kept
     verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
-    @together()
     def __post_init__(self) -> None:
         expand_paths("data.", self, "path", "val_path")
         require_choice("data.source", self.source, SOURCES)
@@ -79,27 +78,28 @@ class DataConfig:
         require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source != "stdlib" and not self.path:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
-            refuse(f"data.path: data.source={self.source} needs one (data.path={form})")
+            raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
             typed = shlex.quote(f"data.path={self.path}")
-            refuse(f"data.path={self.path}: data=stdlib reads no file; use data=text {typed}")
+            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text {typed}")
         require_choice("data.order", self.order, ORDERS)
         require_choice("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:
             value = getattr(self, key)
             if value == "":
-                refuse(f"data.{key}: is empty")
+                raise UserError(f"data.{key}: is empty")
             if value != default and self.source not in sources:
-                refuse(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
+                kinds = " or ".join(sources)
+                raise UserError(f"data.{key}={value}: is for data={kinds}, not data.source={self.source}")
         if None not in (self.separator, self.sha256, self.max_bytes):
-            refuse(f"data.max_bytes={self.max_bytes}: expected null with data.separator and data.sha256")
+            raise UserError(f"data.max_bytes={self.max_bytes}: expected null with data.separator and data.sha256")
         key, train = ("val_path", self.path) if self.val_split is None else ("val_split", self.split)
         if (value := getattr(self, key)) is not None:
             if value == train:
-                refuse(f"data.{key}={value}: is the training text as well")
+                raise UserError(f"data.{key}={value}: is the training text as well")
             for other in ("val_fraction", "val_max_bytes"):
                 if (given := getattr(self, other)) != type(self).__dataclass_fields__[other].default:
-                    refuse(f"data.{other}={given}: nothing is held out beside data.{key}={value}")
+                    raise UserError(f"data.{other}={given}: nothing is held out beside data.{key}={value}")
 
     @property
     def cache(self) -> Path:
@@ -116,17 +116,16 @@ class TokenizerConfig:
     vocab_size: int | None = 2048  # bpe: the end-of-text token included; fewer if a text yields no more
     path: str | None = None  # file: a tokenizer.json of the tokenizers library
 
-    @together()
     def __post_init__(self) -> None:
         expand_paths("tokenizer.", self, "path")
         require_choice("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
-            refuse(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
         if self.kind != "bpe" and self.vocab_size is not None:
-            refuse(
+            raise UserError(
                 f"tokenizer.vocab_size={self.vocab_size}: is for tokenizer=bpe; tokenizer.kind={self.kind} has its own"
             )
         if self.kind == "file" and self.path is None:
-            refuse("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
+            raise UserError("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
         if self.kind != "file" and self.path is not None:
-            refuse(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")
+            raise UserError(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")

@@ -1,9 +1,9 @@
-"""The model: its transformer blocks and its LM head."""
+"""The model: its transformer blocks, its LM head, and what its folder says of it."""
 
 import math
 from dataclasses import dataclass
 
-from lm.config.checks import UserError, refuse, require, require_choice, require_min, together
+from lm.config.checks import UserError, require, require_choice, require_min
 
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm", "none")
@@ -53,7 +53,6 @@ class ModelConfig:
     vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
-    @together()
     def __post_init__(self) -> None:
         for key, path in foreign_classes(self).items():
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
@@ -70,12 +69,12 @@ class ModelConfig:
             for key, default in defaults.items():
                 require(not getattr(self, key), f"model.{key}={getattr(self, key)}", f"{default} with model.{choice}")
         if self.d_head is None and self.d_model % self.n_heads:
-            refuse(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
-        elif self.position == "rope" and self.head_dim % 2:
+            raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
+        if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
-            refuse(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
+            raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
         if self.n_heads % self.kv_heads:
-            refuse(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
+            raise UserError(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
         setting = f"model.attention_bias={self.attention_bias}"
         require(self.attention_bias in (None, False, True, "qkv"), setting, "true, false, qkv or null")
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
@@ -87,7 +86,7 @@ class ModelConfig:
             require(is_scaling, f"model.rope_scaling={numbers}", expected)
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
-                refuse(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
+                raise UserError(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
         require(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
         require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for name in self.adapted:
@@ -163,7 +162,6 @@ class HeadConfig:
     head_lr_multiplier: float | None = None  # learning rate of the head's own matrix, as a multiple
     untie_at: float | None = None  # the fraction of training at which the head is untied
 
-    @together()
     def __post_init__(self) -> None:
         require_choice("head.kind", self.kind, HEADS)
         require_min(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
@@ -173,3 +171,23 @@ class HeadConfig:
             require(given or not needed, f"head.{key}", f"a number with head.kind={self.kind}; see configs/head/")
             require(needed or not given, f"head.{key}={getattr(self, key)}", f"null with head.kind={self.kind}")
         require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
+
+
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"  # beside the config.json of a model
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """The content of a model's config.json: all that builds a model, and the hashes of the files beside it."""
+
+    vocab_size: int
+    seq_len: int  # the longest context
+    document_separator: int | None = None
+    model: ModelConfig
+    head: HeadConfig
+    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers, which says none
+    architecture: str | None = None  # in transformers, of one of its folders
+
+    def __post_init__(self) -> None:
+        require_min(1, "", self, "vocab_size", "seq_len")
+        require_min(0, "", self, "document_separator")

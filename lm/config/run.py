@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import expand_paths, refuse, require, require_choice, require_min, require_seed, together
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 
@@ -39,7 +39,6 @@ class OptimConfig:
     decay_fraction: float = 1.0  # the last fraction of the run, over which the learning rate decays
     final_lr_fraction: float = 0.0  # the learning rate at which the decay ends, as a fraction of lr (or adam_lr)
 
-    @together()
     def __post_init__(self) -> None:
         require_choice("optim.name", self.name, OPTIMIZERS)
         require_choice("optim.decay", self.decay, DECAYS)
@@ -48,7 +47,7 @@ class OptimConfig:
         require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
-                refuse(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
+                raise UserError(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
         require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         are_factors = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
@@ -74,7 +73,6 @@ class TrainerConfig:
     enable_progress_bar: bool = True  # also lines about the progress where there is no terminal
     detect_anomaly: bool = False  # stop at the operation whose gradient is NaN; slow
 
-    @together()
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
         require_choice("trainer.strategy", self.strategy, STRATEGIES)
@@ -178,7 +176,6 @@ class RunConfig:
     plan_only: bool = False  # say what the run would take, and train nothing
     typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
-    @together()
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
@@ -192,7 +189,7 @@ class RunConfig:
         self._check_length()
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
-            refuse(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+            raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"
@@ -212,7 +209,7 @@ class RunConfig:
         for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
             if is_used and not 0 < every < self.steps:
                 reason = f"validation.every={every} gives a run of {self.steps} steps no validation"
-                refuse(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
+                raise UserError(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
         if self.checkpoint.patience is not None:
             require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with patience")
 
@@ -233,7 +230,7 @@ class RunConfig:
         if self.init_from is not None:
             return
         if self.model.linear == "lora":
-            refuse("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+            raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
         for key in ("init_sha256", "init_tied_matrix"):
             if (value := getattr(self, key)) is not None:
-                refuse(f"{key}={value}: is for a run with init_from")
+                raise UserError(f"{key}={value}: is for a run with init_from")

@@ -6,19 +6,29 @@ import logging
 import os
 import re
 import sysconfig
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lm.config import DataConfig, UserError
 from lm.data.paths import SUFFIXES, is_url, local_files, raise_error, suffix
-from lm.data.servers import ask, file_version, hub_cells, hub_commit
-from lm.data.tables import BLOCK, READERS, documents_of, open_file, reading_from
-from lm.system.files import json_sha256
+from lm.data.tables import (
+    BLOCK,
+    READERS,
+    TIMEOUT,
+    cells_in,
+    cells_of,
+    documents_of,
+    filesystem_of,
+    first_line,
+    open_file,
+    reading_from,
+)
+from lm.system.files import json_sha256, read_json, write_json
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
@@ -41,67 +51,62 @@ class Source(Protocol):
 
 
 class Files:
-    """Files by their names, which are local paths or addresses: what most kinds of source are made of.
+    """Files by their names, which are local paths, or one at an address.
 
     The state of local files is told by size, inode and times, as git tells it, that of others by what the server says.
+    In a table, each row of a column is a document. Else each file is one, without its byte-order mark; with a separator
+    several, named by the file and their number there. The name of a single text is no part of it: renamed, it is the
+    same one. Of several, it decides the split.
     """
 
-    def __init__(self, place: str, files: Names, cache: Path) -> None:
-        self.place, self.files = place, files
+    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+        self.config, self.place, self.files, self.sha256 = config, place, files, (config.sha256 or "").lower()
         addresses = [file for file in files.values() if isinstance(file, str)]
-        self.versions = {url: ask(cache, url, partial(file_version, place, url)) for url in addresses}
+        self.versions = {url: _ask(config.cache, url, partial(_file_version, place, url)) for url in addresses}
         for url, version in self.versions.items():
             if url.startswith("http") and not any(header in version for header in VERSION):
                 log.warning("%s: its server names no version of it; data.verify=true reads it again", place)
+        if config.source in ("text", "stdlib"):
+            self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
+            for kind in READERS:
+                if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
+                    log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
 
     def state(self) -> str:
-        states, changed = list[object](), 0  # ns since the epoch
+        states = list[object]()
         for name, file in self.files.items():
             if isinstance(file, Path):
-                status = file.stat()
+                status = file.stat()  # no program can set ctime
                 states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
-                changed = max(changed, status.st_ctime_ns)  # which no program can set
             else:
                 states.append([file, self.versions[file]])
-        # Another change in the same tick of the file system's clock would have the same time: let the tick pass.
-        tick = 2 * 10**9 if changed % 10**9 == 0 else 2 * 10**7  # some count whole seconds
-        time.sleep(min(max(changed + tick - time.time_ns(), 0), tick) / 1e9)
         return json_sha256(states)
 
     def documents(self, max_bytes: int | None) -> Documents:
-        raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
+        if self.config.source == "tokens":
+            raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
+        return self._rows() if self.config.source in READERS else self._texts(max_bytes)
 
+    def _rows(self) -> Documents:
+        kind, column = self.config.source, self.config.column
+        with reading_from(self.place, kind):
+            cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
+            yield from documents_of(cells, column)
 
-class TextFiles(Files):
-    """A document from each file, without its byte-order mark, of data.sha256 if that is given.
-
-    With a separator, several: its name is that of the file with its number there. The name of a single file is no part
-    of the text: renamed, it is the same one. Of several, it decides the split.
-    """
-
-    def __init__(
-        self, place: str, files: Names, cache: Path, sha256: str | None = None, separator: str | None = None
-    ) -> None:
-        super().__init__(place, files if len(files) > 1 else dict(zip([""], files.values(), strict=True)), cache)
-        self.sha256, self.separator = sha256 and sha256.lower(), separator
-        for kind in READERS:
-            if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
-                log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
-
-    def documents(self, max_bytes: int | None) -> Documents:
+    def _texts(self, max_bytes: int | None) -> Documents:
         if self.sha256 and len(self.files) > 1:
             raise UserError(f"{self.place}: is {len(self.files)} files, expected one file of data.sha256={self.sha256}")
-        is_parted = self.separator is None
+        separator, n_documents = self.config.separator, 0
         for name, file in self.files.items():
-            if self.separator is None:
+            if separator is None:
                 limit = inf if max_bytes is None else max_bytes + 4  # with a character that is cut
                 yield name, self._blocks(file, limit)
                 continue
-            for number, document in enumerate(_parted(self._blocks(file, inf), self.separator.encode()), 1):
+            for number, document in enumerate(_parted(self._blocks(file, inf), separator.encode()), 1):
                 yield f"{name}:{number}", [document]
-                is_parted |= number > 1
-        if not is_parted:
-            raise UserError(f"data.separator={self.separator}: does not occur in {self.place}")
+                n_documents += 1
+        if separator is not None and n_documents == len(self.files):
+            raise UserError(f"data.separator={separator}: does not occur in {self.place}")
 
     def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
@@ -123,7 +128,7 @@ class TextFiles(Files):
                     decoder.decode(b"", final=True)
             except UnicodeDecodeError as error:
                 raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
-        if self.sha256 not in (None, digest.hexdigest()):
+        if self.sha256 not in ("", digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
 
 
@@ -153,33 +158,119 @@ def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
     return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
 
 
-class Tables(Files):
-    """A document from each row of a column of JSON, CSV or Parquet files."""
+# --- servers, of files and of the Hugging Face Hub: without an answer, the last one is used
 
-    def __init__(self, place: str, files: Names, cache: Path, kind: str, column: str) -> None:
-        super().__init__(place, files, cache)
-        self.kind, self.column = kind, column
 
-    def documents(self, max_bytes: int | None) -> Documents:
-        cells = (cell for file in self.files.values() for cell in READERS[self.kind](file, self.column))
-        with reading_from(self.place, self.kind):
-            yield from documents_of(cells, self.column)
+def _ask(cache: Path, request: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a server says; without an answer, what it said the last time, with a warning. Raises UserError."""
+    note = cache / "servers" / f"{json_sha256(request)[:32]}.json"
+    try:
+        reply = answer()
+    except UserError as error:
+        try:
+            reply = read_json(note)
+        except (OSError, ValueError):
+            raise error from None
+        log.warning("%s; the version of the last time is used: %s", error, ", ".join(map(str, reply.values())))
+        return reply
+    with suppress(OSError):  # a cache that is read-only still serves
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, reply)
+    return reply
+
+
+def _file_version(place: str, url: str) -> dict[str, Any]:
+    """What a server says of a file without sending it, as far as it is the same until the file changes."""
+    try:
+        filesystem, path = filesystem_of(url)
+        info = filesystem.info(path)
+    except Exception as error:
+        status = getattr(error.__cause__ or error, "status", None)
+        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        raise UserError(f"{place}: could not be read ({reason})") from error
+    return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
 
 
 class Hub:
     """A document from each row of a column of a split, at one commit of a data set on the Hugging Face Hub."""
 
-    def __init__(self, config: DataConfig, cache: Path, key: str) -> None:
+    def __init__(self, config: DataConfig, key: str) -> None:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
         if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
-            self.commit = ask(cache, request, partial(hub_commit, config, config.revision))["commit"]
+            self.commit = _ask(config.cache, request, partial(_hub_commit, config, config.revision))["commit"]
 
     def state(self) -> str:
         return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
 
     def documents(self, max_bytes: int | None) -> Documents:
-        return documents_of(hub_cells(self.config, self.commit, self.key), self.config.column)
+        return documents_of(_hub_cells(self.config, self.commit, self.key), self.config.column)
+
+
+def _hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
+    """The commit of a revision, or the newest of the main branch, if it may be read."""
+    from huggingface_hub import HfApi
+
+    api, name = HfApi(), str(config.path)
+    with _hub_errors(config, revision):
+        info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
+        if info.gated:
+            api.auth_check(name, repo_type="dataset")
+    return {"commit": str(info.sha)}
+
+
+def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
+    """The cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
+
+    A read that fails is tried again by the library for a while, from where it stopped.
+    """
+    import datasets
+
+    _hub_commit(config, commit)
+    with _hub_errors(config, commit):
+        path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
+        try:
+            builder = datasets.load_dataset_builder(path, config.name, revision=commit)
+        except ValueError as error:  # its text lists the configurations
+            raise UserError(f"data.name={config.name}: {' '.join(str(error).split())}") from error
+        if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
+            raise ConnectionError("its files cannot be listed")
+        splits = builder.config.data_files or {}
+        if config.split not in splits:
+            raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
+        files = [str(file) for file in splits[config.split]]
+        kinds = {file: kind for file in files for kind in READERS if suffix(file) in SUFFIXES[kind]}
+        if len(kinds) == len(files):
+            for file, kind in kinds.items():
+                yield from cells_in(file, kind, config.column)
+        else:  # of another kind, which the library reads
+            yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
+
+
+@contextmanager
+def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
+    from huggingface_hub import constants, errors
+
+    place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
+    login = "log in by `hf auth login` or set HF_TOKEN"
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
+        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
+        raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error
+
+
+# --- the choice
 
 
 def open_sources(config: DataConfig) -> list[Source]:
@@ -210,19 +301,15 @@ def only_file(source: Source) -> Path:
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
     """Nothing is read yet. `key` is the setting that errors name. Raises UserError, and PermissionError of a cache."""
-    cache = config.cache
     if config.source == "hub":
-        return Hub(config, cache, "data.split" if key == "data.path" else key)
+        return Hub(config, "data.split" if key == "data.path" else key)
     if config.source == "stdlib":
-        return TextFiles("data=stdlib", _stdlib(), cache)
+        return Files(config, "data=stdlib", _stdlib())
     assert config.path is not None
-    place, suffixes = f"{key}={config.path}", SUFFIXES.get(config.source, ())
-    files: Names = {"": config.path} if is_url(config.path) else {**local_files(config.path, suffixes, key)}
-    if config.source in READERS:
-        return Tables(place, files, cache, config.source, config.column)
-    if config.source == "text":
-        return TextFiles(place, files, cache, config.sha256, config.separator)
-    return Files(place, files, cache)
+    files: Names = {"": config.path}
+    if not is_url(config.path):
+        files = {**local_files(config.path, SUFFIXES.get(config.source, ()), key)}
+    return Files(config, f"{key}={config.path}", files)
 
 
 def _stdlib() -> Names:

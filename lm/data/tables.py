@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,10 +82,83 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
             raise UserError(f"data.column={column}: row {number} holds half a character ({error.reason})") from error
 
 
-def _check_column(column: str, columns: Iterable[str]) -> None:
-    if (n := [*columns].count(column)) != 1:
+def _check_column(column: str | None, columns: Iterable[str]) -> None:
+    if column is not None and (n := [*columns].count(column)) != 1:
         what = "the columns are" if n == 0 else f"{n} columns have this name:"
         raise UserError(f"data.column={column}: {what} {', '.join(columns):.200}")
+
+
+def _json_rows(file: Path | str, column: str | None) -> Iterator[Any]:
+    """From a list of objects, or from an object in each line (JSON Lines)."""
+    with open_file(file) as content:
+        is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
+        if is_list:
+            yield from json.load(content)
+            return
+        for number, line in enumerate(content, 1):
+            try:
+                if line.strip():
+                    yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
+
+
+def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
+    """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
+
+    A row has as many cells as the header, and empty ones at its end if every row has them. Raises UserError.
+    """
+    csv.field_size_limit(sys.maxsize)  # a cell may be a book
+    columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
+    with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True, delimiter="\t" if suffix(file) == ".tsv" else ",")
+        try:
+            for cells in reader:
+                is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
+                if not columns and not is_blank:
+                    columns = cells
+                    if len(cells) == 1 and ";" in cells[0]:
+                        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
+                    _check_column(column, columns)
+                elif not is_blank:
+                    if number == 0:
+                        n_cells = max(len(columns), len(cells))
+                    is_longer = any(cells[len(columns) :])
+                    if is_longer or len(cells) != n_cells:
+                        what = f"expected {len(columns) if is_longer else n_cells} cells, found {len(cells)}"
+                        advice = "quote a text that holds a comma or a line break"
+                        raise UserError(f"{file}: row {number} (line {line}): {what}; {advice}")
+                    yield dict(zip(columns, cells, strict=False))
+                    number += 1
+                line = reader.line_num + 1
+        except csv.Error as error:
+            advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
+            raise UserError(f"{file}: row {number} (line {line}): not CSV ({error}); {advice}") from error
+    if not columns:
+        raise UserError(f"{file}: is empty; expected a line with the names of the columns")
+
+
+def _parquet_rows(file: Path | str, column: str | None) -> Iterator[dict[str, Any]]:
+    """Of columns that are not asked for, nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
+    from pyarrow.parquet import ParquetFile
+
+    with open_file(file, seekable=True) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
+        _check_column(column, table.schema_arrow.names)
+        chosen = None if column is None else [column]
+        for batch in table.iter_batches(ROWS, columns=chosen, use_threads=False):
+            yield from batch.to_pylist()
+
+
+READERS: dict[str, Callable[[Path | str, str | None], Iterator[dict[str, Any]]]] = {
+    "json": _json_rows,
+    "csv": _csv_rows,
+    "parquet": _parquet_rows,
+}
+
+
+def cells_in(file: Path | str, kind: str, column: str) -> Iterator[Any]:
+    """The cells of a column of a file. Raises UserError for a file without it."""
+    return cells_of(READERS[kind](file, column), column)
 
 
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
@@ -99,98 +171,12 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
         yield row.get(column)
 
 
-def _json_lines(lines: Iterable[bytes], file: Path | str) -> Iterator[Any]:
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                yield json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
-
-
-def _json_cells(file: Path | str, column: str) -> Iterator[Any]:
-    """From a list of objects, or from an object in each line (JSON Lines)."""
-    with open_file(file) as content:
-        is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
-        yield from cells_of(json.load(content) if is_list else _json_lines(content, file), column)
-
-
-def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
-    """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
-
-    A row has as many cells as the header, and empty ones at its end if every row has them. Raises UserError.
-    """
-    csv.field_size_limit(sys.maxsize)  # a cell may be a book
-    columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
-    with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True, delimiter=_delimiter(file))
-        try:
-            for cells in reader:
-                is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
-                if not columns and not is_blank:
-                    columns = _header(file, cells)
-                    _check_column(column, columns)
-                elif not is_blank:
-                    if number == 0:
-                        n_cells = max(len(columns), len(cells))
-                    is_longer = any(cells[len(columns) :])
-                    if is_longer or len(cells) != n_cells:
-                        what = f"expected {len(columns) if is_longer else n_cells} cells, found {len(cells)}"
-                        advice = "quote a text that holds a comma or a line break"
-                        raise UserError(f"{file}: row {number} (line {line}): {what}; {advice}")
-                    yield cells[columns.index(column)]
-                    number += 1
-                line = reader.line_num + 1
-        except csv.Error as error:
-            advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
-            raise UserError(f"{file}: row {number} (line {line}): not CSV ({error}); {advice}") from error
-    if not columns:
-        raise UserError(f"{file}: is empty; expected a line with the names of the columns")
-
-
-def _header(file: Path | str, cells: list[str]) -> list[str]:
-    if len(cells) == 1 and ";" in cells[0]:
-        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
-    return cells
-
-
-def _delimiter(file: Path | str) -> str:
-    return "\t" if suffix(file) == ".tsv" else ","
-
-
-def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
-    """Of the other columns nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
-    from pyarrow.parquet import ParquetFile
-
-    with open_file(file, seekable=True) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
-        _check_column(column, table.schema_arrow.names)
-        for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
-            yield from batch.column(0).to_pylist()
-
-
 def columns_of(file: Path, kind: str) -> list[str]:
     """The columns of strings of a local table, that of most letters in the first row first. Raises UserError."""
-    with reading_from(str(file), kind), open_file(file, seekable=kind == "parquet") as content:
-        if kind == "parquet":
-            from pyarrow.parquet import read_schema
-
-            first = {field.name: "" for field in read_schema(content) if "string" in str(field.type)}
-        elif kind == "csv":
-            lines = io.StringIO(content.read(BLOCK).decode("utf-8-sig", errors="ignore"))
-            rows = [*islice(filter(any, csv.reader(lines, delimiter=_delimiter(file))), 2)]
-            first = dict(zip(_header(file, rows[0]), rows[-1], strict=False)) if rows else {}
-        else:
-            start = content.read(BLOCK).decode("utf-8-sig", errors="ignore").lstrip("[ \t\r\n")
-            first = json.JSONDecoder().raw_decode(start)[0] if start else {}
-        cells = first.items() if isinstance(first, dict) else ()
-        texts = {key: value or "" for key, value in cells if value is None or isinstance(value, str)}
-        if not texts:
-            raise UserError(f"{file}: its first row has no text; expected a column of strings, a document in each row")
-        return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))
-
-
-READERS: dict[str, Callable[[Path | str, str], Iterator[Any]]] = {
-    "json": _json_cells,
-    "csv": _csv_cells,
-    "parquet": _parquet_cells,
-}
+    with reading_from(str(file), kind):
+        first: Any = next(READERS[kind](file, None), None)
+    cells = first.items() if isinstance(first, dict) else ()
+    texts = {key: value or "" for key, value in cells if value is None or isinstance(value, str)}
+    if not texts:
+        raise UserError(f"{file}: its first row has no text; expected a column of strings, a document in each row")
+    return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))

@@ -1,10 +1,11 @@
-"""A text on disk, and its split into training and validation text."""
+"""A text on disk, its split into training and validation text, and either in pieces: it never is in memory whole."""
 
+import codecs
 import hashlib
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NoReturn
@@ -21,6 +22,12 @@ CHARACTER = 4  # bytes of the longest one
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
 PACKED = struct.Struct("<QQQ")  # the same
+CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
+SAMPLE = 1 << 25  # bytes of text from which BPE is trained
+SAMPLE_CHUNK = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced chunks
+# Where no token of byte-level BPE can cross: between a visible character and a space or line break.
+SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
+ANYWHERE = re.compile(r"(?s:.)")
 
 
 def progress(total: int | None, label: str, quiet: bool) -> "tqdm[NoReturn]":
@@ -192,24 +199,18 @@ def _derived(text_hash: str, change: str) -> str:
 def _cut(whole: Part, val_fraction: float, val_max_bytes: int | None) -> tuple[int, bool]:
     """The byte at which the validation text of a single document begins, and whether its limit decides it.
 
-    The share is counted in characters, for which all of the text is read, unless it exceeds the limit in any case: a
-    character has at most four bytes.
+    The share is counted in characters, for which all of the text is read.
     """
-    size = whole.n_bytes
-    if val_max_bytes is not None and size * val_fraction > 4 * val_max_bytes:
-        return _last_bytes(whole.text, size, val_max_bytes), True
-    counts = [int(np.count_nonzero(_starts(block))) for block, _ in whole.blocks()]
-    left = min(int(sum(counts) * (1 - val_fraction)), sum(counts) - 1)
-    index = 0
-    while left >= counts[index]:
-        left -= counts[index]
-        index += 1
+    ends = np.cumsum([0, *(np.count_nonzero(_starts(block)) for block, _ in whole.blocks())])  # before each block
+    n_characters = int(ends[-1])
+    chosen = min(int(n_characters * (1 - val_fraction)), n_characters - 1)
+    index = int(np.searchsorted(ends, chosen, "right")) - 1
     with open(whole.text.path, "rb") as file:
         file.seek(index * BLOCK)
-        plain = index * BLOCK + int(np.flatnonzero(_starts(file.read(BLOCK)))[left])
-    if val_max_bytes is None or size - plain <= val_max_bytes:
+        plain = index * BLOCK + int(np.flatnonzero(_starts(file.read(BLOCK)))[chosen - ends[index]])
+    if val_max_bytes is None or whole.n_bytes - plain <= val_max_bytes:
         return plain, False
-    return _last_bytes(whole.text, size, val_max_bytes), True
+    return _last_bytes(whole.text, whole.n_bytes, val_max_bytes), True
 
 
 def _starts(block: bytes) -> np.ndarray:
@@ -235,3 +236,61 @@ def overlap(train: Part, val: Part) -> dict[str, float]:
     shared = np.isin(records["digest"], train.text.records["digest"][documents])
     share = float(records["size"][shared].sum() / records["size"].sum())
     return {"n_documents": int(shared.sum()), "of": len(records), "share": share}
+
+
+# --- a part in pieces
+
+
+def decoded(part: Part) -> Iterator[tuple[str, bool]]:
+    """The text of a part in blocks, and whether a document ends with this block."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    return ((decoder.decode(block), last) for block, last in part.blocks())
+
+
+def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAFE_CUT) -> Iterator[tuple[str, bool]]:
+    """The same text in strings of about CHUNK characters, and whether a document begins with this string.
+
+    It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
+    string. With None, each document is one string.
+    """
+    held, first = "", True
+    for block, last in blocks:
+        held += block
+        begin = 0
+        while cut and (match := cut.search(held, begin + CHUNK)):
+            yield held[begin : match.start()], first
+            begin, first = match.start(), False
+        held = held[begin:]
+        if last:
+            yield held, first
+            held, first = "", True
+
+
+def sample(part: Part) -> Iterator[str]:
+    """The text from which BPE is trained: all up to SAMPLE bytes, beyond that as many in evenly spaced chunks."""
+    if part.n_bytes <= SAMPLE:
+        yield from (text for text, _ in chunks(decoded(part)))
+    else:  # a chunk may begin and end inside a character
+        yield from (piece.decode(errors="ignore") for piece in stretches(part, SAMPLE, SAMPLE_CHUNK))
+
+
+def stretches(part: Part, n_bytes: int, size: int) -> Iterator[bytes]:
+    """About `n_bytes` of a part: all of it if it has no more, else evenly spaced stretches of `size` bytes.
+
+    One that reaches beyond a block comes in several pieces.
+    """
+    total, n, at = part.n_bytes, n_bytes // size, 0
+    if total <= n_bytes:
+        yield from (block for block, _ in part.blocks())
+        return
+    with open(part.text.path, "rb") as file:
+        for begin, end, _ in part.places():
+            length = end - begin
+            i = at * n // total
+            while (chunk := i * total // n - at) < length:  # where it begins in this block
+                low, high = max(chunk, 0), min(chunk + size, length)
+                if low < high:
+                    file.seek(begin + low)
+                    yield file.read(high - low)
+                i += 1
+            at += length

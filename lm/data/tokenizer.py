@@ -10,18 +10,19 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import TokenizerConfig, UserError
 from lm.config.checks import error_prefix
-from lm.data.text import progress
+from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -34,6 +35,9 @@ PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES
 MAX_WORD = 512  # characters of a word that BPE is trained on
 SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
+GROUP = 1 << 20  # characters that are handed to all threads: enough for 64, and little memory on any machine
+IDS = 1 << 16  # ids that are decoded at a time
+PROBES = ("A", "a  b", "a\n\tb", "e\u0301", "\ufb01")  # which a lossy tokenizer does not give back
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
@@ -97,20 +101,18 @@ class Tokenizer:
             )
         if self._eot_in_text():
             raise UserError(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
+        model, added = layout["model"], layout["added_tokens"]
+        is_char, is_byte_level = (layout["pre_tokenizer"] == step for step in PRE_TOKENIZERS)
+        all_special = all(token["special"] for token in added)
         # whether a text gives the same ids when it is encoded in pieces that begin after a word
         self.splittable: bool = (
             layout["normalizer"] is None
-            and layout["pre_tokenizer"] in PRE_TOKENIZERS
-            and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
+            and (is_char or is_byte_level)
+            and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in added)
         )
         # and whether it does so wherever the text is cut, because no token depends on more than one character
-        model, all_special = layout["model"], all(token["special"] for token in layout["added_tokens"])
         alone = "merges" in model and not any(model.get(key) for key in JOINING)
-        self.divisible: bool = (
-            self.splittable and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or alone) and all_special
-        )
-        # and whether it does so wherever a word of ByteLevel ends, because no added token crosses that place
-        self.has_plain_words: bool = self.splittable and all_special
+        self.divisible: bool = self.splittable and (is_char or alone) and all_special
         # the id of what the vocabulary lacks, which is no text
         unknown: int | None = (
             model.get("unk_id") if "unk_id" in model else backend.token_to_id(model["unk_token"] or "")
@@ -118,8 +120,7 @@ class Tokenizer:
         self.unknown: int | None = None if unknown in self.stops else unknown
         # whether every text comes back from its ids, as from byte-level BPE that has all bytes
         self.is_lossless: bool = (
-            self.has_plain_words
-            and layout["pre_tokenizer"] == PRE_TOKENIZERS[1]
+            (self.splittable and all_special and is_byte_level)
             and (layout["decoder"] or {}).get("type") == "ByteLevel"
             and "merges" in model
             and not model.get("end_of_word_suffix")
@@ -324,3 +325,73 @@ def build_tokenizer(
         assert config.path is not None
         return load_tokenizer(Path(config.path))
     return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()
+
+
+# --- a text and its ids, streamed from disk
+
+
+def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
+    """Yield the ids of a part in arrays, end of text before each document.
+
+    Raises UserError where the tokenizer loses text: bits per byte would be wrong.
+    """
+    cut = ANYWHERE if tokenizer.divisible else SAFE_CUT if tokenizer.splittable else None
+    with progress(part.n_bytes, label, quiet) as bar:
+        for group in _groups(chunks(decoded(part), cut)):
+            texts = [text for text, _ in group]
+            ids = tokenizer.encode_all(texts)
+            if not tokenizer.is_lossless:
+                _compare(texts, tokenizer.decode_all(ids))
+            flat: list[int] = []
+            for (text, first), chunk in zip(group, ids, strict=True):
+                flat += [*tokenizer.separator, *chunk] if first else chunk
+                bar.update(len(text.encode()))
+            yield np.array(flat, dtype=tokenizer.dtype)
+
+
+def _compare(texts: list[str], decoded_texts: list[str]) -> None:
+    for text, other in zip(texts, decoded_texts, strict=True):
+        if text != other:
+            pairs = enumerate(zip(text, other, strict=False))
+            at = next((i for i, (before, after) in pairs if before != after), min(len(text), len(other)))
+            around = slice(max(at - 10, 0), at + 10)
+            advice = "; give the validation text by data.val_path if this is where it was cut off"
+            raise UserError(
+                "tokenizer: loses part of the text, so bits per byte would be wrong:"
+                f" {text[around]!r} comes back as {other[around]!r}"
+                f"{advice if text.startswith(' ') and text.endswith(other) else ''}"
+            )
+
+
+def _groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    group, size = [], 0
+    for text, first in texts:
+        group.append((text, first))
+        size += len(text)
+        if size >= GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def decoded_documents(tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[str]:
+    """The text of ids that were made elsewhere, in pieces of bounded size.
+
+    Each document is decoded by itself, because a decoder may drop a space where a text begins.
+    """
+    stops = list(tokenizer.stops)
+    blocks = ((i, np.isin(ids[i : i + GROUP], stops)) for i in range(0, len(ids), GROUP))
+    starts = itertools.chain.from_iterable((i + np.flatnonzero(is_stop)).tolist() for i, is_stop in blocks)
+    for begin, end in itertools.pairwise(itertools.chain([0], starts, [len(ids)])):
+        yield from tokenizer.stream_chunks(ids[i : min(i + IDS, end)].tolist() for i in range(begin, end, IDS))
+
+
+def lost(tokenizer: Tokenizer) -> str | None:
+    """A short text that the tokenizer does not give back, though its vocabulary has all of it."""
+    for probe in PROBES:
+        with suppress(UserError):  # a character that the vocabulary lacks
+            ids = tokenizer.encode(probe)
+            if tokenizer.unknown not in ids and tokenizer.decode(ids) != probe:
+                return probe
+    return None

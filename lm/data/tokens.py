@@ -23,11 +23,10 @@ import xxhash
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import OTHER_CACHE, TABLES
-from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, sample, stretches
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, overlap, published, read, split
-from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.text import Text, chunks, decoded, overlap, published, read, sample, split, stretches
+from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, decoded_documents, encode, load_tokenizer, lost
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
 FORMAT = 10  # of the folder; a change causes folders to be built again
@@ -165,10 +164,8 @@ def _write_encoded(
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
     texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
-    if val_texts:
-        train, val, data_hash, uncut = published(*texts)
-    else:
-        train, val, data_hash, uncut = split(texts[0], config.val_fraction, config.val_max_bytes)
+    parts = published(*texts) if val_texts else split(texts[0], config.val_fraction, config.val_max_bytes)
+    train, val, data_hash, uncut = parts
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):

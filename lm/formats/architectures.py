@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lm.config import ModelConfig, UserError
-from lm.formats.weights import Weights
 
+Weights = dict[str, torch.Tensor]
 Settings = dict[str, Any]
 ACTIVATIONS = {
     "swiglu": "silu",

@@ -11,7 +11,7 @@ from typing import Any
 
 from lm.config import TokenizerConfig, UserError
 from lm.config.checks import build, reading
-from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
+from lm.config.model import TOKENIZER, WEIGHTS, ModelSettings
 from lm.system.files import read_json, sha256
 
 INDEX = "model.safetensors.index.json"  # of a folder of transformers in several files

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from torch import Tensor
 from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.formats.architectures import ARCHITECTURES, Architecture, architecture_of
-from lm.formats.huggingface import matrices, new_folder
-from lm.formats.weights import check_finite
+from lm.formats.huggingface import check_finite, matrices, new_folder
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 
 FILE = "model.gguf"
 KINDS = [row for row in ARCHITECTURES if row.model_type in ("llama", "qwen3")]
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of llama.cpp's types of tokens
+NORMAL, CONTROL, UNUSED = 1, 3, 5  # of llama.cpp's types of tokens
 
 
 def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, dtype: str = "f32") -> str:
@@ -102,12 +100,13 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
     layout, chat = json.loads(tokenizer.to_json()), tokenizer.chat
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
-    if layout["normalizer"] or layout["pre_tokenizer"] != gpt2 or model.get("ignore_merges") or not model.get("merges"):
+    is_gpt2 = layout["normalizer"] is None and layout["pre_tokenizer"] == gpt2
+    # llama.cpp looks for added tokens in another order, but for special ones, which no text produces
+    are_special = all(token["special"] for token in layout["added_tokens"])
+    if not (is_gpt2 and are_special) or model.get("ignore_merges") or not model.get("merges"):
         raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
     words = {number: (word, NORMAL) for word, number in model["vocab"].items()}
-    _check_added([token for token in layout["added_tokens"] if not token["special"]])
-    for token in layout["added_tokens"]:
-        words[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
+    words |= {token["id"]: (token["content"], CONTROL) for token in layout["added_tokens"]}
     words |= {number: (f"<unused{number}>", UNUSED) for number in range(len(words), rows)}
     tokens, types = zip(*(words[number] for number in range(rows)), strict=True)
     return {
@@ -123,20 +122,3 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         **({"eot_token_id": tokenizer.backend.token_to_id(chat.eos_token)} if chat.eos_token else {}),
         **({"chat_template": chat.template} if chat.template else {}),
     }
-
-
-def _check_added(tokens: list[dict[str, Any]]) -> None:
-    """Raise UserError for added tokens that llama.cpp would find elsewhere in a text than the tokenizer does.
-
-    It looks for the longest one in the whole text first, the tokenizer for the one that begins first.
-    """
-    for token in tokens:
-        for flag in filter(token.get, ("lstrip", "rstrip", "single_word")):
-            raise UserError(f"format=gguf: the added token {token['content']!r} has {flag}=true; expected false")
-    words = [token["content"] for token in tokens]
-    for first, second in permutations(words, 2):
-        for k in range(1, len(first)) if len(first) <= len(second) else ():
-            text = first + second[k:]  # they overlap by k characters, and no longer one begins where `first` does
-            longer = (word for word in words if len(word) > len(second) or word == second)
-            if first.endswith(second[:k]) and not any(map(text.startswith, longer)):
-                raise UserError(f"format=gguf: the added tokens {first!r} and {second!r} overlap in {text!r}")

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
-from lm.formats.architectures import Architecture, architecture_of
-from lm.formats.chat import TEMPLATE
-from lm.formats.weights import Weights, write_weights
+from lm.formats.architectures import Architecture, Weights, architecture_of
+from lm.formats.folder import write_weights
+from lm.formats.pretrained import TEMPLATE
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
 from lm.system.files import remove_partial, write_text
@@ -103,6 +104,12 @@ def matrices(net: Transformer, architecture: Architecture) -> Weights:
     trunk = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
     weights = architecture.weights(trunk | {"embed.weight": inputs}, net.config)
     return weights if inputs is outputs else weights | {"lm_head.weight": outputs}
+
+
+def check_finite(name: str, values: np.ndarray, dtype: str) -> None:
+    """Raise UserError if numbers of a tensor have become infinite in the dtype of an export."""
+    if not np.isfinite(values).all():
+        raise UserError(f"dtype={dtype}: {name} has numbers beyond it; expected finite ones, up to 65,504 in f16")
 
 
 def _with_template(tokenizer: Tokenizer) -> str:

@@ -15,8 +15,7 @@ from tokenizers import pre_tokenizers
 
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
-from lm.formats.huggingface import new_folder
-from lm.formats.weights import check_finite
+from lm.formats.huggingface import check_finite, new_folder
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer
 from lm.report.pages import render, script_hash

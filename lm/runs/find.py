@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.record import FILE, RunFiles
 from lm.config import UserError
+from lm.config.ablation import RECORD
 from lm.config.checks import without_secrets
 from lm.config.identity import described_settings, flat
 from lm.training.run_directory import RunDirectory
@@ -82,15 +82,17 @@ def newest_run(folder: Path, finished: bool = True) -> Path | None:
     Runs of ablations do not count.
     """
     times: list[tuple[float, Path]] = []
-    for path in folders_with((FILE, *MARKS), folder).values() if folder.is_dir() else ():
+    for path in folders_with((RECORD, *MARKS), folder).values() if folder.is_dir() else ():
         run = RunDirectory(path)
-        if not (path / FILE).exists() and run.result.exists() == finished:
+        if not (path / RECORD).exists() and run.result.exists() == finished:
             last = run.result if finished else run.metrics if run.metrics.exists() else run.config
             times.append((last.stat().st_mtime, path))
     return max(times)[1] if times else None
 
 
 def read_run(path: Path, name: str) -> FoundRun:
+    from lm.ablation.record import RunFiles  # a train run, which asks for the newest run alone, does without
+
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:
         settings, result = without_secrets(flat(place.read_config())), place.read_result()

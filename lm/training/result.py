@@ -10,9 +10,7 @@ import torch
 
 from lm.config import RunConfig
 from lm.data.tokens import TextData
-from lm.formats.adapter import merged
-from lm.formats.folder import save_model
-from lm.formats.weights import read_weights
+from lm.formats.folder import merged, read_weights, save_model
 from lm.inference.evaluate import Scores, validate
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lm.config import UserError
-from lm.formats.folder import saved_state
-from lm.formats.weights import write_weights
+from lm.formats.folder import saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 

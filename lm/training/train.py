@@ -19,10 +19,8 @@ from lm.config.identity import RESOLVED, config_hash, differences, flat, without
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
-from lm.formats.adapter import merged, save_adapter
 from lm.formats.base import read_base
-from lm.formats.chat import save_chat
-from lm.formats.folder import save_model
+from lm.formats.folder import merged, save_adapter, save_chat, save_model
 from lm.inference.evaluate import validate
 from lm.model.init import named_seed
 from lm.system.device import fast_attention, is_mixed, seed_generators
