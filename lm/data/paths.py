@@ -4,7 +4,6 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,6 +55,9 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
         if not glob.has_magic(path) or is_url(path) or os.path.exists(path):
             paths.append(path)
             continue
+        root = _literal_part(Path(path))
+        if glob.has_magic(str(root)):
+            path = os.path.join(glob.escape(str(root)), Path(path).relative_to(root))
         matches = [match for match in sorted(glob.glob(path, recursive=True)) if not folders or os.path.isdir(match)]
         if not matches:
             raise UserError(f"{key}={entry}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
@@ -75,7 +77,7 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     if place.is_dir():
         root, files = place, list(_walk(place))
     else:
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts[:-1]))
+        root = _literal_part(place)
         pattern = str(place.relative_to(root))
         files = [root / name for name in glob.glob(pattern, root_dir=root, recursive=True)]
 
@@ -94,6 +96,16 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
         return path
     above = (folder / path for folder in run_dir.resolve().parents)
     return next((str(place) for place in above if place.exists()), path)
+
+
+def _literal_part(pattern: Path) -> Path:
+    """The folders with which a glob begins: those without a wildcard, or that exist as they stand, such as `a [1]`."""
+    root = Path()
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part) and not (root / part).is_dir():
+            break
+        root /= part
+    return root
 
 
 def _walk(root: Path) -> Iterator[Path]:
