@@ -125,6 +125,15 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def finished_run(text_file: Path) -> Path:
+    """A finished run on that text, which tests leave as it is."""
+    from lm.training.train import train
+    from tests.helpers.runs import composed
+
+    return train(composed(*TINY_RUN, f"data.path={text_file}", f"run_dir={text_file.parent}/a run"))[0]
+
+
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Permissions do not bind root, as which tests may run."""

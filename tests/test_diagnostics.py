@@ -104,20 +104,6 @@ def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     assert not near(head_grad, twin_head_grad)
 
 
-def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text() -> None:
-    weights = 1 / np.arange(1, 1001)
-    names = np.random.default_rng(0).permutation(1000)  # so that ids are not ordered by frequency
-    tokens = names[np.random.default_rng(1).choice(1000, 50_000, p=weights / weights.sum())]
-    bands = frequency_bands(token_counts(tokens, 1010))  # ten tokens never occur
-    assert set(bands.tolist()) == set(range(BANDS)), "each token in one band, no band empty"
-    counts = np.bincount(tokens, minlength=1010)
-    assert np.bincount(bands, counts) / len(tokens) == pytest.approx([0.2] * BANDS, abs=0.03)
-    for i in range(BANDS - 1):
-        assert counts[bands == i].min() >= counts[bands == i + 1].max(), "from frequent to rare"
-    assert set(bands[1000:].tolist()) == {BANDS - 1}
-    assert frequency_bands(token_counts(np.array([2, 2, 0]), 3)).tolist() == [1, 2, 0], "fewer tokens than bands"
-
-
 # --- the rows of a run
 
 
@@ -169,7 +155,7 @@ def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_
     """Only the last row has losses, for they cost a pass over the validation text; one without targets is empty."""
     changes: dict[str, Any] = {"diagnostics": DiagnosticsConfig(every=8), "optim": OptimConfig(warmup_steps=5, ema=ema)}
     run = short_run(text_file, tmp_path / "run", head=HEADS["tied_scaled"], **changes)
-    folder, scores = train(run)
+    folder, _ = train(run)
     data = prepare(run.data, run.tokenizer)
     bands = frequency_bands(token_counts(data.train, data.tokenizer.vocab_size))
     *before, last = rows(folder, "diagnostics")
@@ -177,8 +163,6 @@ def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_
     assert all(row[name] for row in [*before, last] for name in COLUMNS if name not in LOSSES)
     counts = np.bincount(bands[data.val[1:]], minlength=BANDS)
     assert [last[name] != "" for name in LOSSES] == [bool(count) for count in counts]
-    mean = sum(float(last[name] or 0) * count for name, count in zip(LOSSES, counts, strict=True)) / counts.sum()
-    assert mean == pytest.approx(scores["val_loss"], rel=1e-5)
     net, _ = load_model(folder)
     matrices = {"embedding_norm": net.embed.matrix(), "head_norm": net.head.matrix(net.embed.weight)}
     for name, matrix in matrices.items():

@@ -1,9 +1,13 @@
 """What the README and the pages in docs/ say: commands run, links lead somewhere, figures are those of the program."""
 
+import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,15 +17,15 @@ import pytest
 import torch
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
 
+from lm import results
 from lm.cli.main import COMMANDS
 from lm.cli.mistakes import CONFIGS
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
-from lm.results import contrasts
 from lm.training.optim import step_flops
-from lm.training.train import train
 from tests.helpers.ablations import plan_in_a_moment
 from tests.helpers.configuration import PAGE, page
+from tests.helpers.notebook import NOTEBOOKS, executed
 from tests.helpers.runs import composed
 
 README = (ROOT / "README.md").read_text()
@@ -74,7 +78,7 @@ def test_the_readme_names_every_package_and_script() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["main", "longer_tuned"])
 def test_the_readme_states_the_intervals_of_the_study_of_tying(folder: str) -> None:
-    frame = contrasts(ROOT / "docs/studies/tying" / folder)
+    frame = results.contrasts(ROOT / "docs/studies/tying" / folder)
     (row,) = frame.query("arm == 'untied' and budget == 'tokens'").itertuples()
     interval = f"{row.mean_difference:+.3f} nats (95 % CI {row.ci_low:.3f} to {row.ci_high:.3f})"
     assert interval in " ".join(README.split())
@@ -83,21 +87,12 @@ def test_the_readme_states_the_intervals_of_the_study_of_tying(folder: str) -> N
 # --- commands
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text and a finished run."""
-    folder = tmp_path_factory.mktemp("docs")
-    (folder / "corpus.txt").write_text(TEXT)
-    train(composed(*TINY_RUN, f"data.path={folder}/corpus.txt", f"run_dir={folder}/run"))
-    return folder
-
-
 @pytest.fixture
-def cwd(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it to be in."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def cwd(finished_run: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with a text and a finished run."""
+    shutil.copytree(finished_run, corpus.parent / "run")
+    monkeypatch.chdir(corpus.parent)
+    return corpus.parent
 
 
 def less(name: str, words: list[str]) -> list[str]:
@@ -235,3 +230,76 @@ def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> N
     assert f"{flops} FLOPs" in head
     (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
     assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row
+
+
+# --- pages to work through: the notebooks and own-variant.md
+
+HOST = re.escape(socket.gethostname())
+PRIVATE = rf"/(home|root|tmp|usr|work)/|\b{HOST}\b|tokens per s|\d\d:\d\d:\d\d|\b\d+ (s|min) "  # and no times
+
+
+def kinds(cells: list[Any]) -> list[list[str]]:
+    """The kinds of the outputs of each cell."""
+    return [[output["output_type"] for output in cell.get("outputs", ())] for cell in cells]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_shows_its_outputs_and_its_links_lead_to_files(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}, "errors are no boxes in red"
+    texts = [output | {"data": {**output.get("data", {}), "image/png": ""}} for output in outputs]
+    assert len(texts) > 4
+    assert re.findall(PRIVATE, json.dumps(texts)) == []
+    links = re.findall(r"\]\(([\w./-]+)\)", "".join("".join(cell["source"]) for cell in cells))
+    assert len(links) > 2
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    """Its own assertions check what it says. Figures differ between machines, and are not compared."""
+    cells = executed(path, tmp_path).cells
+    assert kinds(cells) == kinds(json.loads(path.read_text())["cells"])
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    if path.stem == "tutorial":
+        assert sum("image/png" in output for output in outputs) == 3
+        (report,) = (output["text/markdown"] for output in outputs if "text/markdown" in output)
+        assert re.search(r"\| (better|worse|equivalent|undecided) \|", report)
+    else:
+        assert re.search(r"\b(better|worse|equivalent|undecided)\b", json.dumps(cells[-1]["outputs"]))
+
+
+BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.nightly
+def test_a_class_gets_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, name, content in BLOCK.findall((ROOT / "docs/own-variant.md").read_text()):
+        if name:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(content)
+        elif language == "python":
+            exec(content, {})
+        else:
+            for line in content.replace("\\\n", "").splitlines():
+                words, _, file = line.partition(" > ")
+                run = [sys.executable, *shlex.split(words)[1:]]
+                done = subprocess.run(run, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
+                assert done.returncode == 0, done.stderr
+                if file:
+                    Path(file).write_text(done.stdout)
+    assert capsys.readouterr().out.split()[0] in ("better", "worse", "equivalent", "undecided")
+    runs = results.runs(tmp_path / "ablations/reglu", settings=["model.ffn"])
+    sizes = runs.groupby(["arm", "model.ffn"]).size().to_dict()
+    assert sizes == {("reglu", "mine.ReGLU"): 3, ("swiglu", "swiglu"): 3}
+    assert runs["n_params"].nunique() == 1
+    recorded = json.loads(Path("ablations/reglu/ablation.json").read_text())["command"]
+    assert recorded.startswith(f"{sys.executable} -m lm ablate --config-dir mine ablation=reglu")

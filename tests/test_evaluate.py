@@ -32,7 +32,7 @@ from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer, byte_tokenizer
 from lm.formats.folder import load_model
 from lm.formats.huggingface import export
-from lm.inference.details import BINS, Calibration, Details
+from lm.inference.details import BINS, Calibration, Details, frequency_bands
 from lm.inference.evaluate import evaluate_run
 from lm.look.runs import load
 from lm.look.views import scored_text
@@ -77,7 +77,7 @@ def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place: Path) -> No
     assert scores["tokens"] < 1500
 
 
-def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
+def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As <|begin_of_text|> of Llama 3 after end of text: both stand before each document."""
     backend, begin = Backend.from_str(byte_tokenizer().to_json()), "<|begin_of_text|>"
     backend.add_special_tokens([begin])
@@ -104,10 +104,13 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
     for part in ("by_frequency", "calibration"):
         assert sum(row["tokens"] for row in own[part]) == own["tokens"]
-    seen = scored_text([load("run", tmp_path / "run")], "")
-    losses = [row["losses"][0] for row in seen["tokens"]]
+    monkeypatch.setattr("lm.look.views.PASSAGE", 64)  # tokens
+    shown = [load("run", tmp_path / "run")]
+    passages = [scored_text(shown, "", i) for i in range(scored_text(shown, "")["n_passages"])]
+    losses = [row["losses"][0] for passage in passages for row in passage["tokens"]]
     assert (len(losses), sum(losses) / len(losses)) == (own["tokens"], pytest.approx(own["loss"], rel=1e-5))
-    assert sum(band["tokens"] for band in seen["bands"][0]) == len(losses)
+    assert sum(band["tokens"] for passage in passages for band in passage["bands"][0]) == len(losses)
+    assert len(passages) > 2
 
 
 def test_a_run_without_cache_has_its_own_tokenizer(
@@ -177,6 +180,7 @@ def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
             expected.append({**row, "tokens": len(losses), "loss": pytest.approx(sum(losses) / len(losses), rel=1e-5)})
     assert details.scores(train_tokens)["by_frequency"] == expected
     assert [row["band"] for row in expected] == [1, 2, 4, 5]
+    assert frequency_bands(np.array([1, 0, 2])).tolist() == [1, 2, 0], "fewer tokens than bands"
     assert details.scores(None)["frequency_in"] == "the scored text"
 
 

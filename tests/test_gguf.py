@@ -1,6 +1,5 @@
 """A GGUF file has our weights, our tokens and, in llama.cpp, our logits."""
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import UserError
-from lm.data.tokenizer import Chat, Tokenizer, byte_tokenizer, train_bpe
+from lm.data.tokenizer import Chat, Tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.formats.gguf import export_gguf
 from lm.model.transformer import Transformer
@@ -90,38 +89,6 @@ def test_a_chat_has_its_template_and_its_special_tokens(tmp_path: Path) -> None:
     types = [gguf.TokenType(int(value)).name for value in fields["tokenizer.ggml.token_type"].contents()]
     assert (types[tokenizer.eot], types[1]) == ("CONTROL", "NORMAL")
     assert types[BPE.vocab_size :] == ["CONTROL", "UNUSED"]
-
-
-@pytest.mark.parametrize(("dtype", "value"), [("f16", 7e4), ("q8_0", 1e7)])
-def test_a_weight_that_becomes_infinite_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
-    net = model(**LLAMA)
-    net.embed.weight.data[5, 3] = value
-    with pytest.raises(UserError, match=rf"^dtype={dtype}: .*embed_tokens"):
-        export_gguf(net, BPE, tmp_path / "out", dtype)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "tokenizer", "key"),
-    [
-        ({"ffn": "relu2"}, BPE, "model.ffn=relu2"),
-        ({"norm": "none"}, BPE, "model.norm=none"),
-        ({"norm_order": "post"}, BPE, "model.norm_order=post"),
-        ({"norm": "layernorm", "position": "learned", "ffn": "gelu"}, BPE, "model.position=learned"),
-        ({"attention_bias": "qkv"}, BPE, "model.attention_bias=qkv"),
-        ({"qk_norm": True, "attention_bias": True}, BPE, "model.attention_bias=true"),
-        ({"qk_norm": True, "rope_scaling": [8.0, 1.0, 4.0, 32.0]}, BPE, "model.rope_scaling=[8.0, 1.0, 4.0, 32.0]"),
-        ({}, byte_tokenizer(), "this tokenizer"),
-        ({}, with_added("<t>"), "this tokenizer"),
-    ],
-)
-def test_what_llama_cpp_lacks_is_refused(
-    changes: dict[str, Any], tokenizer: Tokenizer, key: str, tmp_path: Path
-) -> None:
-    net = model(vocab_size=tokenizer.vocab_size, **(LLAMA | changes))
-    with pytest.raises(UserError, match=re.escape(f"format=gguf: {key}")):
-        export_gguf(net, tokenizer, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """On a GPU: training in bf16 and its resume, equal logits and continuations, and the compiled model. `pytest -m gpu`"""
 
 import math
-import os
 import signal
 from dataclasses import replace
 from itertools import islice
@@ -21,7 +20,7 @@ from lm.inference.evaluate import evaluate
 from lm.training.signals import Interrupted, Signals
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens
-from tests.helpers.runs import MUON, change, column, losses, result, short_run
+from tests.helpers.runs import MUON, change, column, losses, result, short_run, signal_at
 
 DEVICE = "cuda"
 pytestmark = [
@@ -54,16 +53,10 @@ def test_training_in_bf16_ends_finite_and_resumes(
     assert scores["device"] == torch.cuda.get_device_name()
     assert scores["precision"] == "bf16-mixed"
 
-    arrived = Signals.arrived
-
-    def stop(self: Signals, fabric: Any, step: int) -> Any:
-        if step == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return arrived(self, fabric, step)
-
     run = change(whole, run_dir=str(tmp_path / "run"))
     with monkeypatch.context() as patch:
-        patch.setattr(Signals, "arrived", stop)
+        patch.setattr(Signals, "arrived", Signals.arrived)  # which is put back
+        signal_at(12, signal.SIGTERM)
         with pytest.raises(Interrupted, match="after step 12"):
             train(run)
     _, resumed = train(run)

@@ -4,7 +4,6 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -233,17 +232,14 @@ def test_a_longer_context_needs_no_weights_but_learned_positions() -> None:
         converted(net, TIED, seq_len=SEQ + 1)
 
 
-def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any) -> Path:
-    """Twenty logged steps with dropout and accumulation; MIDTRAINING unties before step 11."""
-    settings = {"max_steps": 20, "log_every_n_steps": 1, **changes}
-    return train(small_run(text, run_dir, head=head, **settings))[0]
-
-
 @pytest.mark.slow
 def test_a_run_equals_the_tied_one_until_it_unties(text_file: Path, tmp_path: Path) -> None:
-    """The first untied step has the same loss, but two gradients instead of one. Untied at one, all is equal."""
+    """With dropout and accumulation, before step 11: its loss is the same, but it has two gradients instead of one.
+
+    Untied at one, all is equal.
+    """
     tied, untied, end = (
-        run_with_dropout(text_file, tmp_path / name, head)
+        train(small_run(text_file, tmp_path / name, head=head, max_steps=20, log_every_n_steps=1))[0]
         for name, head in (("tied", TIED), ("untied", MIDTRAINING), ("end", replace(MIDTRAINING, untie_at=1.0)))
     )
     before, after = rows(tied), rows(untied)

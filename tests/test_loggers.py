@@ -1,10 +1,14 @@
 """Trackers are told the settings of a run, its rows and its final scores."""
 
+import json
+import os
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +21,6 @@ from lm.config.run import LoggerConfig, WandbConfig
 from lm.training.metrics import FINAL
 from lm.training.train import train
 from tests.helpers.runs import composed, finish, result, short_run, signal_at
-from tests.helpers.trackers import tracked, use_stand_in
 
 
 def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
@@ -27,6 +30,51 @@ def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
 
 def values(fields: Any) -> dict[str, Any]:
     return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
+
+
+class Tracked:
+    """A run of a stand-in for wandb, which writes what it is told to a file; its `config` is itself."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.config = self
+        self.write("init", options)
+
+    def write(self, event: str, content: Any = None) -> None:
+        with open(os.environ["TRACKED"], "a") as file:
+            file.write(json.dumps([event, content], default=str) + "\n")
+
+    def update(self, params: dict[str, Any], **_: Any) -> None:
+        self.write("config", params)
+
+    def log(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.write("log", metrics if step is None else {"step": step, **metrics})
+
+    def finish(self) -> None:
+        self.write("finish")
+
+
+def use_stand_in(folder: Path, refuses: bool = False) -> None:
+    """Let this process import it. `refuses`: nobody has logged in."""
+
+    def init(**options: Any) -> Tracked:
+        if refuses:
+            raise RuntimeError("not logged in\nsee the manual")
+        return Tracked(options)
+
+    os.environ |= {"TRACKED": str(folder / "tracked"), "WANDB_API_KEY": "a secret"}
+    for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run"):
+        sys.modules[name] = ModuleType(name)
+    vars(sys.modules["wandb"]).update(init=init, run=None)
+    sys.modules["wandb.sdk.lib"].RunDisabled = sys.modules["wandb.wandb_run"].Run = type(None)  # type: ignore[attr-defined]
+    metadata = folder / "wandb-99.dist-info/METADATA"  # Lightning looks for the version
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 99\n")
+    sys.path.insert(0, str(folder))
+
+
+def tracked(folder: Path) -> list[tuple[str, Any]]:
+    """What it was told: events, and their contents."""
+    return [*map(json.loads, (folder / "tracked").read_text().splitlines())]
 
 
 SETTINGS = ["optim.betas=[0.8,0.9]", "validation.every=0"]

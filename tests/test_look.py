@@ -162,22 +162,6 @@ def test_the_loss_of_another_tokenizer_is_spread_over_bytes_and_none_is_lost() -
         scored_text([byte, char], "漢")
 
 
-@pytest.mark.slow
-def test_the_passages_of_the_validation_text_have_the_loss_of_the_run(folder: Path) -> None:
-    models = [load(name, folder / name) for name in ("tied", "untied")]
-    n = scored_text(models, "")["n_passages"]
-    assert n > 2
-    answers = [scored_text(models, "", passage) for passage in range(n)]
-    for i, model in enumerate(models):
-        losses = [row["losses"][i] for answer in answers for row in answer["tokens"]]
-        assert sum(losses) / len(losses) == pytest.approx(result(model.path)["val_loss"], rel=1e-5)
-    bands, _ = answers[0]["bands"]
-    assert [band["least"] for band in bands] == sorted((band["least"] for band in bands), reverse=True)
-    assert sum(band["tokens"] for band in bands) == len(answers[0]["tokens"])
-    with pytest.raises(UserError, match=r"^passage="):
-        scored_text(models, "", n)
-
-
 def test_a_tied_model_has_one_matrix_and_an_untied_one_two(folder: Path) -> None:
     tied, untied = (embeddings(load(name, folder / name), "def") for name in ("tied", "untied"))
     assert (tied["is_one_matrix"], untied["is_one_matrix"]) == (True, False)
@@ -254,22 +238,21 @@ def ask(server: LookServer, method: str, path: str, body: Any = None, **headers:
 
 
 TIED: dict[str, Any] = {"runs": ["tied"]}
-REFUSED: list[tuple[int, str, str, Any, dict[str, str]]] = [  # the status, a request, and its headers
-    (403, "GET", "/", None, {"Host": "evil.example"}),
-    (403, "GET", "/runs", None, {"Host": "127.0.0.1:1"}),
-    *((403, "POST", "/text", TIED, {"Origin": origin}) for origin in ("https://evil.example", "null")),
-    (404, "GET", "/../config.yaml", None, {}),
-    (404, "POST", "/", {}, {}),
-    (501, "PUT", "/", None, {}),
-    (411, "POST", "/text", None, {"Content-Length": "x"}),
-    (413, "POST", "/text", None, {"Content-Length": str(MAX_BODY + 1)}),
-    (415, "POST", "/text", TIED, {"Content-Type": "text/plain"}),
-    (400, "POST", "/text", TIED | {"text": "x" * 5000}, {}),
-    (400, "POST", "/embeddings", TIED, {}),
+REFUSED: list[tuple[int, str, Any, dict[str, str], str]] = [  # status, request, body, headers, what the line names
+    (403, "GET /", None, {"Host": "evil.example"}, "Host"),
+    (403, "GET /runs", None, {"Host": "127.0.0.1:1"}, "Host"),
+    *((403, "POST /text", TIED, {"Origin": origin}, origin) for origin in ("https://evil.example", "null")),
+    (404, "GET /../config.yaml", None, {}, "config.yaml"),
+    (404, "POST /", {}, {}, "/"),
+    (411, "POST /text", None, {"Content-Length": "x"}, "Content-Length"),
+    (413, "POST /text", None, {"Content-Length": str(MAX_BODY + 1)}, ""),
+    (415, "POST /text", TIED, {"Content-Type": "text/plain"}, "Content-Type"),
+    (400, "POST /text", TIED | {"text": "x" * 5000}, {}, "text"),
+    (400, "POST /text", TIED | {"passage": 99}, {}, "passage=100"),
+    (400, "POST /embeddings", TIED, {}, "token"),
 ]
-BODIES: list[tuple[Any, str]] = [  # of /prompt, and what the line about each names
-    *(("", ""), ("{", ""), ("[]", "expected dict"), ("null", "expected dict")),
-    *(("[" * 100_000, ""), ('"\\ud800"', "ud800")),
+BODIES: list[tuple[Any, str]] = [  # of a prompt, and what the line about each names
+    *(("", ""), ("{", ""), ("[]", "expected dict"), ("null", "expected dict"), ('"\\ud800"', "ud800")),
     *(({}, "runs"), ({"runs": []}, "runs"), ({"runs": ["tied"] * 3}, "runs"), ({"runs": ["../runs/tied"]}, "tied")),
     *(({"runs": ["young"]}, "young"), (TIED | {"colour": 1}, "colour"), (TIED | {"seed": True}, "seed")),
     *((TIED | {"seed": -1}, "seed"), ('{"runs": ["tied"], "seed": 1' + "0" * 5000 + "}", "")),
@@ -281,15 +264,14 @@ BODIES: list[tuple[Any, str]] = [  # of /prompt, and what the line about each na
 
 
 def test_a_wrong_request_gets_a_line_that_names_what_is_wrong(server: LookServer) -> None:
-    bodies = [(400, "POST", "/prompt", body, {}) for body, _ in BODIES]
-    for (status, method, path, body, headers), named in zip(
-        REFUSED + bodies, [""] * len(REFUSED) + [named for _, named in BODIES], strict=True
-    ):
-        answered, content, _ = ask(server, method, path, body, **headers)
-        assert (answered, content.count("\n") <= 1) == (status, True), (path, body)
-        error = "" if status == 501 else json.loads(content)["error"]
-        assert status == 501 or (error and named in error), (path, body, error)
+    prompts = [(400, "POST /prompt", body, dict[str, str](), named) for body, named in BODIES]
+    for status, request, body, headers, named in REFUSED + prompts:
+        answered, content, _ = ask(server, *request.split(), body, **headers)
+        error = json.loads(content)["error"]
+        assert (answered, "\n" in error, bool(error)) == (status, False, True), (request, body)
+        assert named in error, (request, body, error)
         assert ("tokenizer=" in error) == (named == "漢"), (body, error)
+    assert ask(server, "PUT", "/")[0] == 501
 
 
 def test_the_page_may_run_no_script_but_its_own_and_names_no_other_place(server: LookServer) -> None:
@@ -384,11 +366,9 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path: P
 # --- the page in a browser
 
 
-def opened(
-    page: Any, server: LookServer, view: str, first: str = "tied", second: str = "untied", more: str = ""
-) -> None:
+def opened(page: Any, server: LookServer, view: str, second: str = "untied") -> None:
     page.goto("about:blank")
-    page.goto(f"{server.address}#{view}&first={first}&second={second}{more}")
+    page.goto(f"{server.address}#{view}&first=tied&second={second}")
     page.wait_for_selector("#first option:nth-child(3)", state="attached")
 
 
@@ -397,28 +377,6 @@ def narrow(page: Any) -> bool:
     fits = bool(page.evaluate("document.documentElement.scrollWidth") <= 390)
     page.set_viewport_size({"width": 1200, "height": 800})
     return fits
-
-
-VIEWS = {"prompt": "#step .bar", "attention": ".heads", "text": "#bands .bar", "matrices": ".chart", "runs": ".chart"}
-PALE = """() => { // the texts whose contrast with what is below them is under 3
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-  const linear = (c) => (c <= 0.04 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  const light = (color) => {
-    canvas.fillStyle = color;
-    canvas.fillRect(0, 0, 1, 1);
-    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((c) => linear(c / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-  };
-  const isPale = (e) => {
-    const path = [];
-    for (let box = e; box; box = box.parentElement) path.unshift(getComputedStyle(box).backgroundColor);
-    const below = path.map(light).pop(), text = light(getComputedStyle(e)[e.closest("svg") ? "fill" : "color"]);
-    return Math.max(below, text) < 3 * Math.min(below, text);
-  };
-  const hasText = (e) => !e.disabled && [...e.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const all = [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && hasText(e));
-  return all.filter(isPale).map((e) => e.outerHTML);
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -479,10 +437,8 @@ def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(pa
     neighbour = columns[1].locator(".bar").nth(3)
     label = neighbour.locator("code").inner_text()
     neighbour.click()
-    for _ in range(2):
-        page.locator("#embeddings p code").filter(has_text=re.compile(f"^{re.escape(label)}$")).first.wait_for()
-        assert page.input_value("[name=token]") == json.loads(label)
-        page.reload()
+    page.locator("#embeddings p code").filter(has_text=re.compile(f"^{re.escape(label)}$")).first.wait_for()
+    assert page.input_value("[name=token]") == json.loads(label)
     assert narrow(page)
 
 
@@ -503,8 +459,6 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
     page.locator("#scored .token").nth(2).focus()
     page.reload()
     page.wait_for_selector("#scored .token.chosen")
-    assert page.locator("#scored .token").all_inner_texts().index("x") == 3
-    assert page.locator("#scored .token").evaluate_all("all => all.findIndex(t => t.matches('.chosen'))") == 2
     assert page.locator("#token .bar").count() == 2
     page.select_option("#second", "char")
     page.wait_for_selector("#message:has-text('does not know the character')")
@@ -516,21 +470,11 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
 
 @slow
 def test_runs_are_listed_while_they_train_and_open(page: Any, server: LookServer, folder: Path) -> None:
-    page.emulate_media(color_scheme="dark")
-    for view, what in VIEWS.items():
-        opened(page, server, view)
-        page.locator(what).first.wait_for()
-        assert page.evaluate(PALE) == [], view
     opened(page, server, "runs", second="")
     write_run_dir(folder / "later", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))
     page.wait_for_selector("text=later")
-    button = page.get_by_role("button", name="Open later")
-    assert button.is_disabled()
-    assert button.evaluate("button => getComputedStyle(button).opacity") < "0.5"
+    assert page.get_by_role("button", name="Open later").is_disabled()
     assert page.locator("#list .chart").count() == 2  # one for each text
-    chart = page.locator("#list .chart", has_text="bits per byte")  # of two tokenizers
-    chart.hover()
-    assert chart.locator(".tip div").count() == 3
     page.get_by_role("button", name="Open char").click()
     assert page.input_value("#first") == "char"
     page.wait_for_selector("#prompt .token.chosen")

@@ -1,26 +1,30 @@
-"""What save_model writes and load_model accepts, what of a hostile folder it refuses, and the card of an export."""
+"""What save_model writes and load_model accepts and refuses, what no export can carry, and the card of an export."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from conftest import HEADS, SEQ, TEXT, TINY_RUN, as_nobody, tiny
+from conftest import HEADS, SEQ, TEXT, TINY_RUN, Outcome, as_nobody, tiny
 from helpers.models import noisy
 from helpers.runs import composed
 from helpers.words import RUN
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from tokenizers import AddedToken, normalizers
 
 from lm.cli import export
 from lm.config import UserError
 from lm.config.identity import config_hash
-from lm.data.tokenizer import byte_tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.formats.base import model_folder
-from lm.formats.card import write_card
 from lm.formats.folder import load_model, save_model, write_weights
 from lm.inference.generate import generate
+from lm.model.transformer import Transformer
 from lm.system.files import read_json, write_json
 from lm.training.train import train
 
@@ -105,15 +109,86 @@ def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_model_is_named_and_a_closed_one_is_not_empty(folder: Path, open_folder: Path) -> None:
-    (folder / "empty").mkdir()
-    for run_dir in (folder / "absent", folder / "empty"):
-        with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
-            load_model(run_dir)
+def test_a_closed_folder_is_not_taken_for_an_empty_one(open_folder: Path) -> None:
     (open_folder / "model").mkdir(mode=0)
     with as_nobody(), pytest.raises(PermissionError) as caught:
         model_folder(open_folder)
     assert caught.value.filename == str(open_folder / "model/config.json")
+
+
+# --- what a format cannot carry
+
+
+def changed(*added: str | AddedToken, **parts: Any) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(BPE.to_json())
+    backend.add_tokens([*added])
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return Tokenizer(backend)
+
+
+GPT2, LLAMA = {"norm": "layernorm", "position": "learned"}, {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
+ROPE = {"rope_scaling": [8.0, 1.0, 4.0, 32.0]}
+UNCARRIED: list[tuple[str, dict[str, Any], Tokenizer, str]] = [  # words of the command, a model, and what is named
+    *(
+        ("", changes, BYTE, key)
+        for changes, key in (
+            (LLAMA | {"position": "none"}, "model.position=none"),
+            (LLAMA | {"ffn": "relu2", "qk_norm": True, "bias": True}, "model.bias=true"),
+            (LLAMA | {"norm": "layernorm"}, "model.norm=layernorm"),
+            (LLAMA | {"norm": "none"}, "model.norm=none"),
+            (GPT2 | {"ffn": "gelu", "norm_order": "post"}, "model.norm_order=post"),
+            (LLAMA | {"ffn": "relu2", "attention_bias": "qkv"}, "model.attention_bias=qkv"),
+            (GPT2 | {"ffn": "swiglu"}, "model.ffn=swiglu"),
+            (GPT2 | {"ffn": "gelu", "qk_norm": True}, "model.qk_norm=true"),
+            (LLAMA | {"linear": "torch.nn.Linear"}, "model.linear=torch.nn.Linear"),
+        )
+    ),
+    *(
+        ("format=gguf", LLAMA | changes, tokenizer, f"format=gguf: {key}")
+        for changes, tokenizer, key in (
+            ({"ffn": "relu2"}, BPE, "model.ffn=relu2"),
+            ({"norm": "none"}, BPE, "model.norm=none"),
+            ({"norm_order": "post"}, BPE, "model.norm_order=post"),
+            (GPT2 | {"ffn": "gelu"}, BPE, "model.position=learned"),
+            ({"attention_bias": "qkv"}, BPE, "model.attention_bias=qkv"),
+            ({"qk_norm": True, "attention_bias": True}, BPE, "model.attention_bias=true"),
+            ({"qk_norm": True, **ROPE}, BPE, "model.rope_scaling=[8.0, 1.0, 4.0, 32.0]"),
+            ({}, BYTE, "this tokenizer"),
+            ({}, changed("<t>"), "this tokenizer"),
+        )
+    ),
+    ("format=gguf title=Mine", {}, BPE, "title=Mine"),
+    ("format=page dtype=q8_0", {}, BPE, "dtype=q8_0"),
+    ("format=page", {"norm": "torch.nn.LayerNorm"}, BPE, "format=page: model.norm=torch.nn.LayerNorm"),
+    ("format=page", {"linear": "torch.nn.Linear"}, BPE, "format=page: model.linear=torch.nn.Linear"),
+    ("format=page", {"linear": "lora"}, BPE, "format=page: model.linear=lora"),
+    ("format=page", {}, changed(normalizer=normalizers.NFC()), "format=page: this tokenizer"),
+]
+
+
+def refused(command: Callable[..., Outcome], net: Transformer, tokenizer: Tokenizer, folder: Path, words: str) -> str:
+    """The line that the command says about an export, of which nothing is left."""
+    save_model(net, tokenizer, folder / "model")
+    words = f"run_dir={folder}/model output_dir={folder}/out trust=true {words}"
+    code, _, error = command("export", *words.split())
+    assert (code, error.count("\n"), (folder / "out").exists()) == (2, 1, False)
+    return error
+
+
+@pytest.mark.parametrize(("words", "changes", "tokenizer", "key"), UNCARRIED)
+def test_what_a_format_cannot_carry_is_refused_by_name(
+    words: str, changes: dict[str, Any], tokenizer: Tokenizer, key: str, command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    net = Transformer(tiny(**changes), HEADS["tied"], vocab_size=tokenizer.vocab_size, seq_len=SEQ)
+    assert refused(command, net, tokenizer, tmp_path, words).startswith(f"error: {key}")
+
+
+@pytest.mark.parametrize("words", ["format=gguf dtype=f16", "format=gguf dtype=q8_0", "format=page dtype=f16"])
+def test_a_weight_that_becomes_infinite_is_refused(words: str, command: Callable[..., Outcome], tmp_path: Path) -> None:
+    net = noisy(tiny(**LLAMA), "tied", BPE.vocab_size)
+    net.embed.weight.data[5, 3] = 1e7
+    assert refused(command, net, BPE, tmp_path, words).startswith(f"error: {words.split()[1]}: ")
 
 
 # --- the card, read back by huggingface_hub, and its example, which runs
@@ -181,12 +256,3 @@ def test_the_words_of_a_card_give_its_run_and_it_names_the_start(
         assert config_hash(run, data.hash, data.tokenizer.hash) == result["config_hash"], name
         assert str(tmp_path) not in text
     assert f"starting from the weights of `base ({result['init_from']['sha256'][:16]})`" in text
-
-
-def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
-    settings = {"data": {"source": "hub"}, "init_record": {"sha256": 5}, "data_hash": ["x"]}
-    write_card(tmp_path, noisy(tiny(), "tied", 257), settings, {})
-    assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()
-    settings = {"data": {"source": "text", "path": "/home/me/a.txt", "separator": "</s>"}}
-    write_card(tmp_path, noisy(tiny(), "tied", 257), settings, {})
-    assert "\ndata.path=a.txt\ndata.separator=</s>\n" in (tmp_path / "README.md").read_text()

@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SEQ, TIED, TINY_RUN, Outcome, tiny
+from conftest import TINY_RUN, Outcome, tiny
 from helpers.browser import browser_page
 from helpers.models import MODELS, name_of, noisy
 from helpers.runs import composed
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers
 
 from lm import generate, load_model
-from lm.config import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
-from lm.formats.folder import save_model
 from lm.formats.page import export_page
 from lm.inference.decode import decode
 from lm.model.transformer import Transformer
@@ -155,40 +152,3 @@ def test_a_browser_opens_the_page_and_generates(
         page.wait_for_selector("#stop", state="hidden")
         assert page.locator(".token").count() < 100_000
         assert refused == []
-
-
-def normalized() -> Tokenizer:
-    backend = Backend.from_str(BPE.to_json())
-    backend.normalizer = normalizers.NFC()
-    return Tokenizer(backend)
-
-
-@pytest.mark.parametrize(
-    ("changes", "tokenizer", "words", "key"),
-    [
-        ({"norm": "torch.nn.LayerNorm"}, BPE, [], "format=page: model.norm=torch.nn.LayerNorm"),
-        ({"linear": "torch.nn.Linear"}, BPE, [], "format=page: model.linear=torch.nn.Linear"),
-        ({"linear": "lora"}, BPE, [], "format=page: model.linear=lora"),
-        ({}, normalized(), [], "format=page: this tokenizer"),
-        ({}, BPE, ["dtype=q8_0"], "dtype=q8_0"),
-        ({}, BPE, ["format=gguf", "title=Mine"], "title=Mine"),
-    ],
-)
-def test_what_the_page_has_no_code_for_is_refused(
-    changes: dict[str, Any], tokenizer: Tokenizer, words: list[str], key: str, command: Any, tmp_path: Path
-) -> None:
-    net = Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ)
-    save_model(net, tokenizer, tmp_path / "model")
-    words = [f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=page", "trust=true", *words]
-    code, _, err = command("export", *words)
-    assert (code, err.count("\n")) == (2, 1)
-    assert key in err
-    assert not (tmp_path / "out").exists()
-
-
-def test_numbers_beyond_f16_are_refused_and_f32_holds_them(tmp_path: Path) -> None:
-    net = noisy(tiny(), "tied", BPE.vocab_size)
-    net.embed.weight.data[3, 4] = 1e5
-    with pytest.raises(UserError, match=r"^dtype=f16: embed.weight "):
-        export_page(net, BPE, tmp_path / "out")
-    assert export_page(net, BPE, tmp_path / "out", "f32").exists()

@@ -1,13 +1,17 @@
 """The commands as a user types them, from the checkout and from a wheel: output, exit codes, and what ends them."""
 
+import fcntl
 import io
 import json
 import os
+import pty
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 import zipfile
@@ -26,9 +30,7 @@ from packaging.utils import canonicalize_name
 import lm
 from lm import generate, load_model
 from lm.cli.main import main
-from lm.training.train import train
-from tests.helpers.runs import PROCESSES, composed, unblock_signals, wait_for
-from tests.helpers.terminal import on_terminal
+from tests.helpers.runs import PROCESSES, unblock_signals, wait_for
 
 Command = Callable[..., Outcome]
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
@@ -44,15 +46,46 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scripts")
-    (folder / "my file.txt").write_text(TEXT)
-    return train(composed(*TINY_RUN, f"data.path={folder}/my file.txt", f"run_dir={folder}/a run"))[0]
-
-
 def start(name: str, *args: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(ROOT / f"scripts/{name}.py"), *args], text=True, **options)
+
+
+def on_terminal(words: list[str], folder: Path, columns: int = 80, ctrl_c_after: str | None = None) -> list[str]:
+    """What stands on each line of a terminal of its own in the end, of all that was written there.
+
+    Ctrl-C is typed once a word has appeared.
+    """
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave, "env": env, "cwd": folder}
+    process = subprocess.Popen(words, start_new_session=True, preexec_fn=take_terminal, **streams)  # type: ignore
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            block = os.read(master, 1 << 16)
+        except OSError:  # the terminal has no user any more
+            break
+        written += block
+        if ctrl_c_after and ctrl_c_after.encode() in written:
+            os.write(master, b"\x03")
+            ctrl_c_after = None
+    process.wait()
+    os.close(master)
+    return [_in_the_end(line) for line in written.decode().replace("\r\n", "\n").split("\n")]
+
+
+def _in_the_end(line: str) -> str:
+    """A line after each carriage return in it: what is written later covers what stood there."""
+    shown = ""
+    for part in line.split("\r"):
+        shown = part + shown[len(part) :]
+    return shown.rstrip()
 
 
 def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
@@ -78,9 +111,9 @@ def test_train_then_generate_verbatim(command: Command, cwd: Path) -> None:
 
 
 @slow
-def test_generate_and_evaluate_on_one_run(command: Command, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run_dir.parent)
-    name = f"run_dir={run_dir.name}"
+def test_generate_in_every_way(command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished_run.parent)
+    name = f"run_dir={finished_run.name}"
 
     def generated(*words: str, content: str = "") -> str:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
@@ -102,8 +135,6 @@ def test_generate_and_evaluate_on_one_run(command: Command, run_dir: Path, monke
     _, out, errors = command("generate", "run_dir=[a run,a run/model]", "prompt=d", "max_new_tokens=3", "top=2")
     assert [line for line in out.splitlines() if line.startswith("===")] == ["=== a run", "=== a run/model"]
     assert (errors.count("top 2"), errors.count("%")) == (2, 2 * 2 * 3)
-    _, out, errors = command("evaluate", name, "data=text", "data.path=my file.txt")
-    assert (json.loads(out)["bytes"], "bpb" in errors) == (len(TEXT.encode()), True)
 
 
 def test_the_first_line_comes_before_what_takes_seconds(cwd: Path) -> None:
@@ -147,8 +178,8 @@ def test_no_message_stands_behind_a_bar(cwd: Path) -> None:
 
 
 @slow
-def test_a_reader_that_leaves_ends_a_command_without_a_word(run_dir: Path) -> None:
-    options: dict[str, Any] = {"cwd": run_dir.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+def test_a_reader_that_leaves_ends_a_command_without_a_word(finished_run: Path) -> None:
+    options: dict[str, Any] = {"cwd": finished_run.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start("generate", "run_dir=a run", "prompt=x", "max_new_tokens=1000000", **options) as process:
         assert process.stdout
         assert process.stderr
@@ -156,7 +187,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(run_dir: Path) -> No
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (1, "")
     with open("/dev/full", "w") as full:
-        shown = start("train", "run_dir=a run", cwd=run_dir.parent, stdout=full, stderr=subprocess.PIPE)
+        shown = start("train", "run_dir=a run", cwd=finished_run.parent, stdout=full, stderr=subprocess.PIPE)
         assert shown.communicate(timeout=60)[1].splitlines()[-1].startswith("error: No space left on device; free")
     assert shown.returncode == 1
 
@@ -261,24 +292,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def lab(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Run the installed lm-lab in a folder of its own: its standard output."""
-    site, cwd = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("cwd")
-    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
-    (cwd / "my file.txt").write_text(TEXT)
-    env = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{site / 'bin'}:{os.environ['PATH']}"}
-
-    def run(*words: str, program: str = "lm-lab") -> str:
-        done = subprocess.run([program, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert run("-c", "import lm; print(lm.__file__)", program=sys.executable) == f"{site}/lm/__init__.py\n"
-    return run
-
-
 @slow
 def test_the_wheel_holds_the_configurations_the_types_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -302,6 +315,15 @@ def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
 
 
 @slow
-def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(lab: Callable[..., str]) -> None:
-    assert "lm-lab train [TEXT] [group=choice]" in lab("train", "--help")
-    assert "name: untied" in lab("train", "head=untied", "--cfg", "job")
+def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{site / 'bin'}:{os.environ['PATH']}"}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True, "check": True}
+    for words, shown in (
+        ([sys.executable, "-c", "import lm; print(lm.__file__)"], f"{site}/lm/__init__.py\n"),
+        (["lm-lab", "train", "--help"], "lm-lab train [TEXT] [group=choice]"),
+        (["lm-lab", "train", "head=untied", "--cfg", "job"], "name: untied"),
+    ):
+        assert shown in subprocess.run(words, **options).stdout

@@ -194,14 +194,6 @@ def test_encoding_in_chunks_is_the_same(
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
 
-@pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
-def test_the_token_files_hold_the_text(kind: TokenizerConfig, source: DataConfig) -> None:
-    data, text = prepare(source, kind), Path(str(source.path)).read_text()
-    cut = int(len(text) * 0.9)
-    assert documents(data) == ([text[:cut]], [text[cut:]])
-    assert data.val_bytes == len(text.encode()) - cut
-
-
 def lossy(kind: str, path: Path, text: str) -> TokenizerConfig:
     """A tokenizer.json that reproduces `text`, but not every other one."""
     backend = tokenizers.Tokenizer(models.BPE())
@@ -234,14 +226,6 @@ def test_a_tokenizer_that_loses_text_is_refused(
     use = partial(encode_whole, config, data.tokenizer) if where == "evaluated" else partial(prepare, config, own)
     with pytest.raises(UserError, match=r"^tokenizer: loses part of the text"):
         use()
-
-
-@pytest.mark.slow
-def test_ids_beyond_two_bytes_take_four(source: DataConfig) -> None:
-    text = "".join(map(chr, itertools.chain(range(1, 0xD800), range(0xE000, 0xE001 + 65_536 - 0xD800))))
-    Path(str(source.path)).write_bytes(text.encode())
-    data = prepare(source, CHAR)
-    assert (data.train.dtype, int(data.val[-1])) == (np.uint32, 65_536)
 
 
 def test_the_training_text_needs_one_window(source: DataConfig) -> None:
