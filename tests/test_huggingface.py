@@ -37,7 +37,7 @@ from lm.formats.architectures import SYNONYMS
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.generate import generate
-from lm.model.lora import is_adapter
+from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST
 from lm.training.train import train

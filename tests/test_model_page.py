@@ -23,7 +23,7 @@ from lm.config import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.formats.page import export_page
-from lm.inference.decode import decode
+from lm.inference.generate import decode
 from lm.model.transformer import Transformer
 from lm.training.train import train
 

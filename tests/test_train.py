@@ -32,8 +32,8 @@ from lm.config import (
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate_run
+from lm.inference.generate import decode
 from lm.model.transformer import Transformer
 from lm.system.files import read_yaml
 from lm.training.loss import HAS_CHUNKED

@@ -10,7 +10,7 @@ import torch
 from lm.config import UserError
 from lm.formats.architectures import architecture_of
 from lm.formats.weights import write_weights
-from lm.model.lora import LoRALinear, is_adapter
+from lm.model.linear import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
 

@@ -54,7 +54,7 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 
     Raises UserError if chunked is impossible.
     """
-    is_linear = HEADS[run.head.kind].is_linear
+    is_linear = HEADS[run.head.kind].is_linear()
     if run.loss == "chunked" and not HAS_CHUNKED:
         raise UserError(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
     if run.loss == "chunked" and not is_linear:
