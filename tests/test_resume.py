@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import some
 
-import lm.training.result
+import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
 from lm.config.run import ValidationConfig
@@ -172,7 +172,7 @@ def signal_in(module: str, name: str, signum: int) -> None:
 def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
     """The step is made. A kill at any operation of a run: tests/test_faults.py, nightly."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))
-    assert finish(run, partial(signal_in, "lm.training.setup", "build_optimizer", TERM)) == 143
+    assert finish(run, partial(signal_in, "lm.training.train", "build_optimizer", TERM)) == 143
     assert int(rows(tmp_path / "run")[-1]["step"]) == 1
     train(run)
     assert outcome(run) == outcome(whole(UNTYING))
@@ -288,7 +288,7 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
     (BEST, 21, lambda checkpoint: checkpoint.update(best_step=0, best_loss=math.inf, best_sha256="")),
-    (BEST, 21, (lm.training.result, "read_weights", other_weights)),
+    (BEST, 21, (lm.training.state, "read_weights", other_weights)),
     (BEST, 21, lambda checkpoint: checkpoint.update(average=checkpoint["net"])),
 ]
 

@@ -72,3 +72,14 @@ def build_loss(run: RunConfig) -> Loss:
     if run.compile:
         torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
     return torch.compile(loss) if run.compile else loss
+
+
+class LossOf(nn.Module):
+    """A model with its loss: what Fabric moves to a device, runs in a precision and wraps for several processes."""
+
+    def __init__(self, net: Transformer, run: RunConfig) -> None:
+        super().__init__()
+        self.net, self.loss = net, build_loss(run)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.net, tokens, targets)  # of (B, T) each
