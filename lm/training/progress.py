@@ -25,7 +25,6 @@ from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
 from lm.system.terminal import is_first_process, printable
-from lm.training.optim import lr_factor
 from lm.training.resolve import least_bytes
 from lm.training.run_directory import read_samples
 from lm.training.state import State
@@ -34,7 +33,6 @@ FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
-MIN_PEAK_LR_FACTOR = 0.8  # of optim.lr, which a run reaches unless its warm-up is too long
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
 
 NEW_TOKENS = 48  # of a continuation
@@ -85,9 +83,6 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-    peak = max(lr_factor(step, run.steps, run.optim) for step in range(0, run.steps, max(1, run.steps // 1000)))
-    if peak < MIN_PEAK_LR_FACTOR:  # the warm-up overlaps the decay
-        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
 
 
 def log_epochs(run: RunConfig, data: TextData) -> None:
