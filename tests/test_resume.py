@@ -25,7 +25,7 @@ from lm.data.tokens import TextData, prepare
 from lm.formats.folder import load_model
 from lm.inference.evaluate import validate
 from lm.model.head import UntiedMidTrainingHead
-from lm.training.loss import HAS_CHUNKED
+from lm.training.optim import HAS_CHUNKED
 from lm.training.state import newest_checkpoint
 from lm.training.train import lr_factor, train
 from tests.helpers.runs import (

@@ -36,7 +36,7 @@ from lm.inference.evaluate import evaluate_run
 from lm.inference.generate import decode
 from lm.model.transformer import Transformer
 from lm.system.files import read_yaml
-from lm.training.loss import HAS_CHUNKED
+from lm.training.optim import HAS_CHUNKED
 from lm.training.progress import is_copied, validation_prompts
 from lm.training.resolve import LONG_FLOPS
 from lm.training.train import train
