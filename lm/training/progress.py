@@ -25,6 +25,7 @@ from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
 from lm.system.terminal import is_first_process, printable
+from lm.training.resolve import least_bytes
 from lm.training.run_directory import read_samples
 from lm.training.state import State
 
@@ -73,7 +74,8 @@ def report(run: RunConfig, data: TextData, state: State, row: dict[str, float]) 
 
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect, or less than it seems."""
-    log.info("%s: %s parameters, %s steps", folder, f"{n_params:,}", f"{run.steps:,}")
+    memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
+    log.info("%s: %s parameters, %s, %s steps", folder, f"{n_params:,}", memory, f"{run.steps:,}")
     if resume_step:
         log.info("resuming from step %d", resume_step)
     log_epochs(run, data)
