@@ -17,16 +17,18 @@ import pytest
 import torch
 from conftest import some
 
+import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
 from lm.config.run import ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.formats.folder import load_model
+from lm.formats.weights import read_weights
 from lm.inference.evaluate import validate
 from lm.model.head import UntiedMidTrainingHead
 from lm.training.optim import HAS_CHUNKED
-from lm.training.state import newest_checkpoint
+from lm.training.state import best_files, newest_checkpoint, step_of
 from lm.training.train import lr_factor, train
 from tests.helpers.runs import (
     MUON,
@@ -266,6 +268,10 @@ def untie_without_moments(head: Any, progress: float, embedding: Any, state: Any
 on_train_step, batch = UntiedMidTrainingHead.on_train_step, TrainingStream.batch
 
 
+def other_weights(*args: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1e-6 for name, tensor in read_weights(*args).items()}
+
+
 def moments(checkpoint: dict[str, Any]) -> dict[int, Any]:
     return checkpoint["optimizer"]["state"]
 
@@ -281,8 +287,8 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     (UNTIED, 21, (lm.training.train, "named_seed", lambda *_: 1)),  # of dropout
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
-    (BEST, 21, lambda checkpoint: checkpoint.update(best_step=0, best_loss=math.inf, best_weights={})),
-    (BEST, 21, lambda checkpoint: checkpoint["best_weights"]["norm.weight"].add_(1e-6)),
+    (BEST, 21, lambda checkpoint: checkpoint.update(best_step=0, best_loss=math.inf, best_sha256="")),
+    (BEST, 21, (lm.training.state, "read_weights", other_weights)),
     (BEST, 21, lambda checkpoint: checkpoint.update(average=checkpoint["net"])),
 ]
 
@@ -374,10 +380,15 @@ def test_a_checkpoint_that_is_not_whole_is_skipped_with_a_warning(
 def test_each_checkpoint_has_its_best_weights(whole: Runs, killed: Runs, tmp_path: Path) -> None:
     """Also the one before the newest, with which a run goes on that has lost the newest."""
     run, folder = killed(BEST, 21, tmp_path / "run"), tmp_path / "run/checkpoints"
+    named = {torch.load(path, weights_only=True)["best_step"] for path in folder.glob("step-*")}
+    assert {step_of(path) for path in best_files(folder)} == named, "and no older ones"
     cut(folder / "step-00000020.ckpt")
+    later = folder / "best-00000021.safetensors"  # than the state that is resumed
+    later.touch()
     train(run)
     assert outcome(run) == outcome(whole(BEST))
     assert result(tmp_path / "run")["resumed_from"] == [15]
+    assert not later.exists()
 
 
 def cut_all(folder: Path) -> None:

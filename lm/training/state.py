@@ -20,10 +20,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lm.config import UserError
 from lm.formats.folder import saved_state
+from lm.formats.weights import read_weights, write_weights
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file
+from lm.system.files import atomic_file, sha256
 
-CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
+CHECKPOINT, BEST = re.compile(r"step-(\d+)\.ckpt"), re.compile(r"best-(\d+)\.safetensors")
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +45,7 @@ class State:
     n_clipped: int | Tensor = 0  # those of them whose gradient was clipped
     best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of that step, on the CPU, with checkpoint.best
+    best_sha256: str = ""  # of the file of the weights of that step, with checkpoint.best
     ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
     resumed_from: list[int] = field(default_factory=list)  # steps
@@ -69,21 +70,26 @@ class State:
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update([*averages.values()], [weights[name] for name in averages], self.step)
 
-    def update_best(self, loss: float, keeps: bool) -> None:
-        """Take the validation after this step if its loss is the lowest so far, with its weights if `keeps`."""
+    def best_file(self, folder: Path) -> Path:
+        return folder / f"best-{self.best_step:08d}.safetensors"
+
+    def update_best(self, loss: float, folder: Path | None) -> None:
+        """Take the validation after this step if its loss is the lowest so far, and write its weights to `folder`."""
         if loss < self.best_loss:
             self.best_step, self.best_loss = self.step, loss
-            if keeps:
-                self.best_weights = {name: w.to("cpu", copy=True) for name, w in saved_state(self.eval_net).items()}
+            if folder is not None:
+                folder.mkdir(exist_ok=True)
+                write_weights(self.best_file(folder), saved_state(self.eval_net))
+                self.best_sha256 = sha256(self.best_file(folder))
 
-    def best_net(self) -> Transformer:
+    def best_net(self, folder: Path) -> Transformer:
         """The model of the step of the lowest val/loss."""
         net = deepcopy(self.eval_net)
-        net.load_state_dict(self.best_weights)
+        net.load_state_dict(read_weights(self.best_file(folder), net.state_dict()))
         return net
 
     def save(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint, and when it is on disk remove all but the newest `keep`."""
+        """Write a checkpoint, and when it is on disk remove all but the newest `keep`, with the weights they name."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}
         content |= {"net": saved_state(self.net), "optimizer": self.optimizer.state_dict()}
         content |= {"average": self.average and self.average.state_dict(), "n_clipped": int(self.n_clipped)}
@@ -96,7 +102,10 @@ class State:
                     raise error.__context__ from error
                 raise
         made = [path for path in checkpoints(folder) if step_of(path) <= self.step]  # a damaged one may be newer
-        for path in made[keep:]:
+        oldest = step_of(made[:keep][-1])
+        # the oldest checkpoint that is kept names the newest of these
+        best = [path for path in best_files(folder) if step_of(path) <= oldest]
+        for path in made[keep:] + best[1:]:
             path.unlink()
 
     def load(self, content: dict[str, Any]) -> None:
@@ -115,12 +124,21 @@ class State:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first. Raises OSError if it cannot be listed."""
+    return _files(folder, CHECKPOINT)
+
+
+def best_files(folder: Path) -> list[Path]:
+    """The files of the best weights in a folder, the newest first: each was the best when it was made."""
+    return _files(folder, BEST)
+
+
+def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
-    return sorted((folder / name for name in names if CHECKPOINT.fullmatch(name)), key=step_of, reverse=True)
+    return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
+    return int(path.stem.partition("-")[2])
 
 
 def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
@@ -156,4 +174,7 @@ def _read_whole(path: Path) -> dict[str, Any]:
     names = {item.name for item in fields(State)}
     if not isinstance(content, dict) or {*content} != names or not (content["net"] and content["optimizer"]):
         raise ValueError("not a checkpoint of this version")
+    best = path.with_name(f"best-{content['best_step']:08d}.safetensors")
+    if content["best_sha256"] and (not best.exists() or sha256(best) != content["best_sha256"]):
+        raise ValueError(f"{best.name} is not as it was")
     return content

@@ -48,7 +48,7 @@ from lm.training.progress import (
 )
 from lm.training.resolve import build_model, decide, time_run
 from lm.training.run_directory import RunDirectory, default_directory
-from lm.training.state import State, checkpoints, newest_checkpoint
+from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
 
@@ -113,7 +113,8 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         resume_step = checkpoint["step"] if checkpoint else 0
         loggers = stack.enter_context(trackers(run, directory.path, settings, resume_step)) if first else []
         if first:
-            for path in () if resumes else checkpoints(directory.checkpoints):
+            later = [path for path in best_files(directory.checkpoints) if step_of(path) > resume_step]
+            for path in later if resumes else [*checkpoints(directory.checkpoints), *later]:
                 path.unlink()
             directory.write_config(settings)
             if run.init_from:  # resuming does not need the loaded run
@@ -133,7 +134,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             return finish(state, run, data, directory, settings, size, loggers) if first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
             is_whole = directory.result.exists()  # with the model that it is of
-            if first and state and not is_whole and (state.best_weights or not isinstance(error, Diverged)):
+            if first and state and not is_whole and (state.best_sha256 or not isinstance(error, Diverged)):
                 with signals.handling() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(state, data, directory)
             raise
@@ -256,7 +257,7 @@ def fit(
             if validates:
                 scores = validate(state.eval_net, run, data, max_batches=run.validation.batches)
                 row |= validation_metrics(scores, data)
-                state.update_best(scores.loss, keeps=first and run.checkpoint.best)
+                state.update_best(scores.loss, directory.checkpoints if first and run.checkpoint.best else None)
                 patience = run.checkpoint.patience
                 if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
                     state.ended_by = "patience"
@@ -299,8 +300,8 @@ def finish(
     net, step = state.eval_net, state.step
     scores = last = validate(merged(net), run, data, bar=shows_bar(run))
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
-    if state.best_weights:  # the best estimate: it may not be the best on the whole text
-        best = state.best_net()
+    if state.best_sha256:  # the best estimate: it may not be the best on the whole text
+        best = state.best_net(directory.checkpoints)
         best_scores = validate(merged(best), run, data, bar=shows_bar(run))
         if best_scores.loss < last.loss:
             net, step, scores = best, state.best_step, best_scores
@@ -324,8 +325,8 @@ def finish(
 def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> None:
     """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
     net = state.eval_net
-    if state.best_weights:
-        net = state.best_net()
+    if state.best_sha256:
+        net = state.best_net(directory.checkpoints)
         message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
         log.info(message, state.best_step, state.best_loss)
     save_model(merged(net), data.tokenizer, directory.model)
