@@ -15,9 +15,9 @@ from lm import load_model
 from lm.config import CheckpointConfig, OptimConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
-from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate
-from lm.training.signals import Interrupted, Signals
+from lm.inference.generate import decode
+from lm.training.processes import Interrupted, Signals
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens
 from tests.helpers.runs import MUON, change, column, losses, result, short_run, signal_at

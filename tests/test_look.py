@@ -22,7 +22,7 @@ from lm import generate
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.formats.huggingface import export
-from lm.inference.decode import GREEDY, Sampling
+from lm.inference.generate import GREEDY, Sampling
 from lm.look.runs import LoadedModel, described_run, load
 from lm.look.server import MAX_BODY, LookServer
 from lm.look.views import attention, attention_weights, continuations, embeddings, scored_text

@@ -15,7 +15,7 @@ from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, merged, save_adapter
 from lm.formats.huggingface import export
 from lm.inference.evaluate import evaluate_run
-from lm.model.lora import LoRALinear, is_adapter
+from lm.model.linear import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train

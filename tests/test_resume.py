@@ -16,8 +16,7 @@ import pytest
 import torch
 from conftest import some
 
-import lm.training.result
-import lm.training.setup
+import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
 from lm.config.run import ValidationConfig
@@ -151,8 +150,8 @@ def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole: Runs, tmp_path: P
 
 
 def signal_before_the_first_step() -> None:
-    build = lm.training.setup.build_optimizer
-    lm.training.setup.build_optimizer = lambda *args: (os.kill(os.getpid(), TERM), build(*args))[1]
+    build = lm.training.train.build_optimizer
+    lm.training.train.build_optimizer = lambda *args: (os.kill(os.getpid(), TERM), build(*args))[1]
 
 
 @pytest.mark.slow
@@ -275,7 +274,7 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
     (BEST, 21, lambda checkpoint: checkpoint.update(best_step=0, best_loss=math.inf, best_sha256="")),
-    (BEST, 21, (lm.training.result, "read_weights", other_weights)),
+    (BEST, 21, (lm.training.state, "read_weights", other_weights)),
     (BEST, 21, lambda checkpoint: checkpoint.update(average=checkpoint["net"])),
 ]
 

@@ -301,7 +301,7 @@ def make_run(spec: RunSpec, executor: str) -> None:
 
     How it failed is written to its status file. Raises SystemExit or KeyboardInterrupt after a signal.
     """
-    from lm.training.signals import Interrupted
+    from lm.training.processes import Interrupted
 
     if not spec.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

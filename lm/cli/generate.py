@@ -31,7 +31,7 @@ def run(args: list[str]) -> None:
     prompts = _prompts(config)
     names = runs_of(config.run_dir)  # raises UserError before the slow imports below
     from lm.formats.folder import load_model
-    from lm.inference.decode import Sampling
+    from lm.inference.generate import Sampling
     from lm.system.device import best_device, set_threads
 
     sampling = {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p")}

@@ -19,7 +19,7 @@ from lm.config.checks import build, reading
 from lm.config.model import TOKENIZER, WEIGHTS, ModelSettings
 from lm.data.tokenizer import Chat, Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
-from lm.model.lora import LoRALinear, is_adapter
+from lm.model.linear import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.files import atomic_file, read_json, sha256, write_json, write_text

@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from lm.config import EvaluateConfig, RunConfig, UserError
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.tokens import TextData
+from lm.data.tokens import TextData, encode_whole
 from lm.formats.base import model_folder, read_settings
 from lm.formats.folder import load_model
 from lm.inference.details import Details, Measure
-from lm.inference.text import own_data, own_text, whole_text
+from lm.inference.text import own_data, own_text
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
 
@@ -125,7 +125,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         data, _ = own_data(Path(str(config.run_dir)), config.trust, bar)
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
-        tokens, n_bytes, train = *whole_text(config.data, tokenizer, bar), None
+        tokens, n_bytes, train = *encode_whole(config.data, tokenizer, not bar), None
     details = [Details(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     net, unscored = net.to(best_device()), tokenizer.unscored

@@ -1,21 +1,191 @@
-"""Prompts to text: `stream` yields a continuation as it is decoded, `generate` returns it."""
+"""Prompts to text: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
 
-from collections.abc import Callable, Iterator
+`stream` yields a continuation as it is decoded, `generate` returns it; both are made of `decode`.
+
+The part of a long text that the model sees is a pure function of the text's length (`window_start`), so greedy
+decoding gives the same tokens with or without the cache, alone or in a batch (except where rounding breaks a tie).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import TypedDict, TypeVar, Unpack
 
+import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import require
+from lm.config import UserError, foreign_classes, require
 from lm.data.tokenizer import Tokenizer
-from lm.inference.decode import Sampling, decode
+from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
 Prompt = TypeVar("Prompt", str, list[str])
 
+MIN_CACHE_LENGTH = {"cpu": 32, "cuda": 256, "mps": 32}  # positions that a new cache has; a graph is for one length
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Sampling:
+    """How the next token follows from its logits. The default is greedy; the next three settings restrict a sample.
+
+    top_k: only the k tokens of the largest logits. top_p: only the most probable tokens that together have at least
+    this probability (Holtzman et al., 2020). min_p: only tokens at least this many times as probable as the most
+    probable one (Nguyen et al., 2024). Probabilities are at this temperature. Raises UserError for a wrong value.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
+        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
+        require(0 < self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
+        require(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
+        for key, neutral in (("top_k", None), ("top_p", 1), ("min_p", 0)):
+            if self.temperature == 0 and (value := getattr(self, key)) != neutral:
+                raise UserError(f"{key}={value}: is for sampling, and temperature=0 is greedy; add temperature=1")
+
+    def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Raw logits (..., V) to token ids (...): argmax, or above temperature 0 a sample by the Gumbel-max trick.
+
+        argmax(logits + temperature * Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
+        """
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = self.restrict(logits.float())
+        uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
+        return (logits - self.temperature * uniform.log().neg().log()).argmax(-1)
+
+    def restrict(self, logits: Tensor) -> Tensor:
+        """The logits (..., V), above temperature 0, with -inf for each token that may not be drawn."""
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[..., -1:], -torch.inf)
+        if self.top_p < 1:
+            descending = logits.sort(-1, descending=True).values
+            cumulative = (descending / self.temperature).logcumsumexp(-1)  # log probability, but for a constant
+            n_below = (cumulative < cumulative[..., -1:] + math.log(self.top_p)).sum(-1, keepdim=True)
+            least = descending.gather(-1, n_below.clamp(max=logits.shape[-1] - 1))
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.min_p:
+            least = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        return logits
+
+
+GREEDY = Sampling()
+
+
+def window_start(length: int, seq_len: int) -> int:
+    """The index of the first token in the context, for a text of `length` tokens.
+
+    It is 0 while the text fits into `seq_len`. After that it moves by half a context at a time, so the cache is
+    rebuilt only once in seq_len/2 tokens.
+    """
+    half = max(1, seq_len // 2)
+    return half * max(0, -(-(length - seq_len) // half))
+
+
+@torch.inference_mode()
+def decode(
+    net: Transformer,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling = GREEDY,
+    *,
+    observe: Callable[[Tensor], object] = lambda logits: None,
+) -> Iterator[list[int]]:
+    """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
+
+    Before that, `observe` is called with the logits (B, V) that decided it.
+    """
+    texts = [list(prompt) for prompt in prompts]
+    if not all(texts):
+        raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
+    device = net.embed.weight.device
+    generator = torch.Generator(device).manual_seed(sampling.seed) if sampling.temperature else None
+    training = net.training
+    net.eval()
+    try:
+        starts, ids = list[int](), torch.empty(0)
+        while True:
+            now = [window_start(len(text), net.seq_len) for text in texts]
+            windows = [text[start:] for text, start in zip(texts, now, strict=True)]
+            longest = max(map(len, windows))
+            if now != starts:
+                starts, cache = now, KVCache(cache_length(longest, net.seq_len, device.type))
+                step, logits = Step(net, cache), prefill(net, windows, cache)
+                positions = torch.tensor([[len(window)] for window in windows], device=device)  # of the next tokens
+                if logits.isnan().any():
+                    raise UserError("the model's logits are not numbers; its weights are not those of a model")
+            else:
+                if longest > cache.length:
+                    cache.grow(cache_length(longest, net.seq_len, device.type))
+                    step = Step(net, cache)
+                logits = step(ids, positions)  # (B, 1, V)
+                positions = positions + 1
+            ids = sampling.next_token(logits, generator)  # (B, 1)
+            observe(logits[:, 0])
+            tokens = ids[:, 0].tolist()
+            yield tokens
+            for text, token in zip(texts, tokens, strict=True):
+                text.append(token)
+    finally:
+        net.train(training)
+
+
+class Step:
+    """The forward pass of the next token of each row: tokens (B, 1) at positions (B, 1) to logits (B, 1, V).
+
+    On CUDA it is captured as a graph, which launches its kernels at once: one by one, each would wait for Python. A
+    class of the user's own may do what a graph cannot hold.
+    """
+
+    def __init__(self, net: Transformer, cache: KVCache) -> None:
+        self.net, self.cache = net, cache
+        self.captures = net.embed.weight.is_cuda and not foreign_classes(net.config)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.graph is None:
+            with sdpa_kernel(SDPBackend.MATH) if self.captures else nullcontext():  # for a single query the fastest
+                logits: Tensor = self.net(tokens, positions, self.cache)
+                if self.captures:
+                    self.inputs, self.graph = (tokens, positions), torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(self.graph):  # nothing is computed here
+                        self.logits = self.net(*self.inputs, self.cache)
+            return logits
+        for static, value in zip(self.inputs, (tokens, positions), strict=True):
+            static.copy_(value)
+        self.graph.replay()
+        return self.logits.clone()  # the next replay writes over it
+
+
+def prefill(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
+    """Fill a cache with texts of any lengths; returns the logits (B, 1, V) of the token after each."""
+    device = net.embed.weight.device
+    longest = max(map(len, texts))
+    tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+    last = torch.tensor([[len(text) - 1] for text in texts], device=device)
+    positions = torch.arange(longest, device=device).expand_as(tokens)
+    x = net.hidden_states(tokens, positions, cache)[torch.arange(len(texts), device=device)[:, None], last]
+    return net.head(x, net.embed.weight)
+
+
+def cache_length(length: int, seq_len: int, device: str) -> int:
+    """The number of positions to allocate where `length` are needed: attention costs as much as is allocated."""
+    return min(seq_len, max(MIN_CACHE_LENGTH[device], 2 ** math.ceil(math.log2(length))))
+
+
+# --- text
+
 
 class Options(TypedDict, total=False):
-    """The arguments of lm.inference.decode.Sampling."""
+    """The arguments of Sampling."""
 
     temperature: float
     top_k: int | None

@@ -1,23 +1,17 @@
-"""The texts that a model is scored on: the validation text of its run, or the whole of another text."""
+"""The validation text that a finished run was scored on, and a line of a text as a prompt."""
 
-import errno
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import build, reading
 from lm.data.paths import from_above
 from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import TextData, encode_whole, prepare
+from lm.data.tokens import TextData, prepare
 from lm.system.files import read_yaml
 
-Result = TypeVar("Result")
 OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
 
 
@@ -44,7 +38,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
             raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     if config.source != "hub":
         config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
-    if not Path(os.path.expanduser(config.cache_dir), "tokens").is_dir():  # the run was made elsewhere
+    if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.W_OK):  # made elsewhere, or by another
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return config, tokenizer, hashes
 
@@ -53,7 +47,7 @@ def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, D
     """A run's text; without `trust`, none from an address that the run's files name. Raises UserError."""
     config, tokenizer, hashes = own_text(run_dir, trust)
     trained = run_dir / "model/tokenizer.json"
-    data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar, trained))
+    data = prepare(config, tokenizer, not bar, trained)
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
@@ -65,22 +59,3 @@ def opening_line(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     text = tokenizer.decode(ids)
     lines = [line.rstrip() for line in text.splitlines()[1:-1]]  # the first and the last may be parts of lines
     return next((line for line in lines if 20 <= len(line) <= 80), " ".join(text.split())[:60].rpartition(" ")[0])
-
-
-def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
-    """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
-    return _in_a_cache(config, lambda config: encode_whole(config, tokenizer, not bar))
-
-
-def _in_a_cache(config: DataConfig, work: Callable[[DataConfig], Result]) -> Result:
-    """work(config), with a temporary cache if the one of `config` would have to be written to and cannot be.
-
-    Arrays mapped from the temporary files remain usable.
-    """
-    try:
-        return work(config)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        with tempfile.TemporaryDirectory() as folder:
-            return work(replace(config, cache_dir=folder))

@@ -24,7 +24,7 @@ from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.config import UserError, require
 from lm.config.checks import DAMAGE, build, require_seed
-from lm.inference.decode import Sampling
+from lm.inference.generate import Sampling
 from lm.look.runs import LoadedModel, described_ablation, described_run, load, same_tokenizer
 from lm.look.views import attention, continuations, embeddings, opening, scored_text
 from lm.report.figures import INK, line_styles

@@ -15,9 +15,9 @@ from torch import Tensor
 from lm.config import UserError, require
 from lm.data.batches import IGNORED
 from lm.data.tokenizer import Tokenizer
-from lm.inference.decode import Sampling, decode
 from lm.inference.details import NLLByTarget, by_frequency
 from lm.inference.evaluate import evaluate
+from lm.inference.generate import Sampling, decode
 from lm.inference.text import opening_line
 from lm.look.runs import LoadedModel, label, same_tokenizer, token_texts
 from lm.model.transformer import Attention, Transformer

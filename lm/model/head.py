@@ -49,16 +49,8 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Hidden states (B, T, D) and the embedding matrix (V, D) to raw logits (B, T, V): no bias, no softmax."""
 
-    is_linear = True  # whether the logits are the product of `factors`; False in a subclass that has its own `forward`
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "forward" in vars(cls):
-            cls.is_linear = vars(cls).get("is_linear", False)
-
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
-        self.vocab_size, self.d_model = vocab_size, d_model
 
     def matrix(self, embedding: Tensor) -> Tensor:
         """The output embeddings (V, D): the matrix whose product with a hidden state gives the logits."""
@@ -70,6 +62,11 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         return linear(*self.factors(x, embedding))  # (B, T, V)
+
+    @classmethod
+    def is_linear(cls) -> bool:
+        """Whether the logits are the product of `factors`: in a subclass with a `forward` of its own they are not."""
+        return cls.forward in (Head.forward, UntiedHead.forward)
 
     def init_from_embedding(self, embedding: Tensor) -> None:
         """Called once, after every parameter has been initialised."""
@@ -112,8 +109,6 @@ class TiedProjectedHead(Head):
 class UntiedHead(Head):
     """An output matrix of its own, with its own initialisation and learning rate."""
 
-    is_linear = True
-
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
         self.proj = Projection(config, vocab_size, d_model)
@@ -122,7 +117,8 @@ class UntiedHead(Head):
         return self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.proj(x)  # (B, T, V)
+        is_own = self.matrix(embedding) is self.proj.weight
+        return self.proj(x) if is_own else super().forward(x, embedding)  # (B, T, V)
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
@@ -139,8 +135,6 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
     The output matrix exists from the start, without a gradient, so that checkpoints always have the same layout.
     """
 
-    is_linear = True
-
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
         assert config.untie_at is not None
@@ -148,9 +142,6 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding if self.tied else self.proj.weight
-
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return linear(x, self.matrix(embedding))  # (B, T, V)
 
     @torch.no_grad()
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:

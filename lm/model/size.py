@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import foreign_classes
-from lm.model.lora import is_adapter
+from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 
 ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # the others are in the blocks

@@ -1,32 +1,46 @@
-"""What a run says on standard error: a progress bar with lines about losses and time, and of what use its text is."""
+"""What a run says while it trains and at its end: a bar, lines about its losses and its text, and samples.
 
+A sample continues one of the user's prompts, or one of three places in the validation text: greedily, and drawn with a
+fixed seed.
+"""
+
+import json
 import logging
 import math
+import re
 import shutil
 import sys
-import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 from tqdm import tqdm
 
 from lm.config import RunConfig, UserError
 from lm.config.data import recipe_of
+from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
-from lm.system.terminal import duration, is_first_process, printable
-from lm.training.optim import lr_factor
-from lm.training.samples import NEW_TOKENS, validation_prompts
+from lm.model.transformer import Transformer
+from lm.system.files import write_text
+from lm.system.terminal import is_first_process, printable
+from lm.training.resolve import least_bytes
+from lm.training.run_directory import read_samples
 from lm.training.state import State
 
-TIMED_STEPS = 10  # after which it is said how long the run will take
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
-MIN_PEAK_LR_FACTOR = 0.8  # of optim.lr, which a run reaches unless its warm-up is too long
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
+
+NEW_TOKENS = 48  # of a continuation
+SHOWN = 300  # characters of the first one of a finished run, about: enough to read
+COPIED = 80  # characters in a row that a text may share with the training text by chance
+COPIED_FROM = 5_000_000  # bytes of the training text that are searched
+STRETCH = 1024  # tokens of validation text in which a prompt is looked for
+PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
 
 
@@ -34,54 +48,41 @@ def shows_bar(run: RunConfig) -> bool:
     return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process(run.trainer.world_size)
 
 
-class Progress:
-    """The bar shows tokens, the loss, tokens per second and the remaining time; the lines come without one too."""
+def training_bar(run: RunConfig, state: State) -> Any:
+    """A bar of tokens, with tokens per second and the remaining time."""
+    done, total = state.step * run.tokens_per_step, run.steps * run.tokens_per_step
+    options: dict[str, Any] = {"unit": "tok", "unit_scale": True, "leave": False, "disable": not shows_bar(run)}
+    return tqdm(desc="training", total=total, initial=done, **options)
 
-    def __init__(self, run: RunConfig, data: TextData, state: State) -> None:
-        self.run, self.data, self.state, self.first_step = run, data, state, state.step
-        self.speaks = run.trainer.enable_progress_bar and is_first_process(run.trainer.world_size)
-        done, total = state.step * run.tokens_per_step, run.steps * run.tokens_per_step
-        off = not shows_bar(run)
-        self.bar = tqdm(
-            total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False, disable=off
-        )
 
-    def update(self, loss: Tensor) -> None:
-        """After a step: move the bar; soon after the start, say how long the run will take."""
-        if self.bar.update(self.run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
-            self.bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        if not self.speaks:
-            return
-        made = self.state.step - self.first_step
-        if made == 1:  # it may take many times as long as the others
-            loss.item()  # a GPU works behind what is asked of it until a number is read
-            self.first_ended = time.perf_counter()
-        elif made == TIMED_STEPS and self.state.step < self.run.steps:
-            loss.item()
-            a_step = (time.perf_counter() - self.first_ended) / (TIMED_STEPS - 1)
-            left = duration((self.run.steps - self.state.step) * a_step)
-            self._write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
-
-    def report(self, row: dict[str, float]) -> None:
-        """After a validation: a line with the losses, and one with what the model writes."""
-        if not self.speaks:
-            return
-        state, steps = self.state, self.run.steps
-        left = tqdm.format_interval((steps - state.step) * state.seconds / state.step)
-        losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
-        self._write_line(f"step {state.step:,} of {steps:,}: {losses}, {left} left")
-        for prompt in (validation_prompts(self.data) if self.run.prompts is None else self.run.prompts)[:1]:
-            with suppress(UserError):  # a prompt with a character that the tokenizer lacks
-                text = f"{prompt}→{generate(state.eval_net, self.data.tokenizer, prompt, NEW_TOKENS)}"
-                width = shutil.get_terminal_size((100, 24)).columns - 3
-                self._write_line("  " + printable(text).replace("\n", "\\n")[:width])
-
-    def _write_line(self, text: str) -> None:
-        with suppress(OSError):  # the terminal may have been closed
-            tqdm.write(text, sys.stderr)
+def report(run: RunConfig, data: TextData, state: State, row: dict[str, float]) -> None:
+    """Write a line with the losses of a validation, and what the model writes, above the bar if there is one."""
+    left = tqdm.format_interval((run.steps - state.step) * state.seconds / state.step)
+    losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
+    lines = [f"step {state.step:,} of {run.steps:,}: {losses}, {left} left"]
+    for prompt in (validation_prompts(data) if run.prompts is None else run.prompts)[:1]:
+        with suppress(UserError):  # a prompt with a character that the tokenizer lacks
+            text = f"{prompt}→{generate(state.eval_net, data.tokenizer, prompt, NEW_TOKENS)}"
+            width = shutil.get_terminal_size((100, 24)).columns - 3
+            lines.append("  " + printable(text).replace("\n", "\\n")[:width])
+    with suppress(OSError):  # the terminal may have been closed
+        tqdm.write("\n".join(lines), sys.stderr)
 
 
 # --- what is said of the text: before the loop, and after it
+
+
+def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
+    """Say what begins, how often it will read its text, and which settings have no effect, or less than it seems."""
+    memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
+    log.info("%s: %s parameters, %s, %s steps", folder, f"{n_params:,}", memory, f"{run.steps:,}")
+    if resume_step:
+        log.info("resuming from step %d", resume_step)
+    log_epochs(run, data)
+    if (n_tokens := len(data.train)) < FEW_TOKENS:
+        log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
+    if run.data.document_mask and len(data.documents()) == 1:
+        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
 
 
 def log_epochs(run: RunConfig, data: TextData) -> None:
@@ -134,12 +135,66 @@ def _length(run: RunConfig, n_tokens: int, made: int) -> str:
     return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
 
 
-def log_warnings(run: RunConfig, data: TextData) -> None:
-    """Warn about settings that have no effect, or less than it seems."""
-    if (n_tokens := len(data.train)) < FEW_TOKENS:
-        log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
-    if run.data.document_mask and len(data.documents()) == 1:
-        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-    peak = max(lr_factor(step, run.steps, run.optim) for step in range(0, run.steps, max(1, run.steps // 1000)))
-    if peak < MIN_PEAK_LR_FACTOR:  # the warm-up overlaps the decay
-        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
+# --- samples
+
+
+def samples(
+    net: Transformer, data: TextData, prompts: list[str] | None, is_finished: bool = False
+) -> list[dict[str, str]]:
+    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations.
+
+    Those of the first prompt are longer in a run that is finished: about SHOWN characters.
+    """
+    ids = data.val[:STRETCH].tolist() if is_finished else []
+    n_first = max(NEW_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1))
+    rows = list[dict[str, str]]()
+    for seed, prompt in enumerate(validation_prompts(data) if prompts is None else prompts):
+        n = NEW_TOKENS if rows else n_first
+        try:
+            greedy = generate(net, data.tokenizer, prompt, n)
+            drawn = generate(net, data.tokenizer, prompt, n, temperature=SAMPLE_TEMPERATURE, seed=seed)
+            rows.append({"prompt": prompt, "continuation": greedy, "drawn": drawn})
+        except UserError as error:
+            log.warning("no continuation of %r: %s", prompt, error)
+    return rows
+
+
+def is_copied(text: str, data: TextData) -> bool:
+    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
+
+    Ids are compared, as bytes: to decode the training text would take many times as long.
+    """
+    tokenizer, ids, begin = data.tokenizer, data.tokenizer.encode(text), 0
+    searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
+    for end in range(1, len(ids) + 1):
+        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
+            begin += 1  # the shortest stretch that ends here
+        is_long = len(tokenizer.decode(ids[begin:end])) > COPIED
+        if is_long and np.array(ids[begin:end], data.train.dtype).tobytes() in searched:
+            return True
+    return False
+
+
+def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
+    """A line of samples.jsonl, for a validation during training; the last samples are in result.json."""
+    line = {"step": state.step, "tokens": state.step * run.tokens_per_step}
+    with open(path, "a") as file:
+        file.write(json.dumps(line | {"samples": samples(state.eval_net, data, run.prompts)}) + "\n")
+
+
+def cut_samples(path: Path, step: int) -> None:
+    """Keep the lines up to a step; those of later ones will be written again."""
+    lines = [json.dumps(row) for row in read_samples(path) if row["step"] <= step]
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def validation_prompts(data: TextData) -> list[str]:
+    """Up to three different prompts of up to 60 characters, from one, two and three quarters of the validation text."""
+    prompts: list[str] = []
+    for quarter in (1, 2, 3):
+        start = len(data.val) * quarter // 4
+        text = data.tokenizer.decode(data.val[start : start + STRETCH].tolist())
+        lines = text.split("\n")[1:] or [text]  # the first line may begin in the middle of a word
+        matches = (PROMPT.search(line) for line in lines)
+        prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
+    return prompts

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +23,7 @@ from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, busy, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
-from lm.training.loss import build_loss, resolve_loss
-from lm.training.optim import build_optimizer
+from lm.training.optim import LossOf, build_optimizer, resolve_loss
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.state import checkpoints, step_of
 
@@ -227,7 +225,7 @@ def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> C
     n_micro = run.trainer.accumulate_grad_batches
     net = build_model(run, vocab_size).to(device)
     net.head.on_train_step(0.0, net.embed.weight, {})
-    loss, optimizer = partial(build_loss(run), net), build_optimizer(net, run.optim, run.head)
+    loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
     tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
 
     def step() -> float:
@@ -236,7 +234,7 @@ def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> C
         for _ in range(n_micro):
             with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
                 value = loss(tokens, tokens)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import zipfile
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lm.config import UserError
-from lm.formats.folder import saved_state, write_weights
+from lm.formats.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 
@@ -79,6 +80,12 @@ class State:
                 folder.mkdir(exist_ok=True)
                 write_weights(self.best_file(folder), saved_state(self.eval_net))
                 self.best_sha256 = sha256(self.best_file(folder))
+
+    def best_net(self, folder: Path) -> Transformer:
+        """The model of the step of the lowest val/loss."""
+        net = deepcopy(self.eval_net)
+        net.load_state_dict(read_weights(self.best_file(folder), net.state_dict()))
+        return net
 
     def save(self, folder: Path, keep: int) -> None:
         """Write a checkpoint, and when it is on disk remove all but the newest `keep`, with the weights they name."""

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,26 +18,35 @@ from lm.config import Diverged, RunConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import RESOLVED, config_hash, differences, flat, without_verbs
 from lm.data.batches import TrainingStream
+from lm.data.ngram import ExpectedTokens
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.formats.folder import merged, save_adapter, save_chat, save_model
 from lm.inference.evaluate import validate
 from lm.model.init import named_seed
+from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights
-from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
-from lm.training.optim import lr_factor
-from lm.training.progress import Progress, log_baseline, log_end, log_epochs, log_warnings, shows_bar
-from lm.training.resolve import build_model, decide, least_bytes, time_run
-from lm.training.result import build_result, final_model, save_unfinished, size_of
+from lm.training.metrics import MetricsFile, build_result, log_result, size_of, trackers, validation_metrics
+from lm.training.optim import LossOf, build_optimizer, lr_factor
+from lm.training.processes import Interrupted, Signals, build_fabric
+from lm.training.progress import (
+    append_samples,
+    cut_samples,
+    log_baseline,
+    log_end,
+    log_start,
+    report,
+    samples,
+    shows_bar,
+    training_bar,
+)
+from lm.training.resolve import build_model, decide, time_run
 from lm.training.run_directory import RunDirectory, default_directory
-from lm.training.samples import append_samples, cut_samples, last_samples
-from lm.training.setup import begin, build_fabric, training_stream
-from lm.training.signals import Interrupted, Signals
 from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
@@ -110,14 +120,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
                 save_chat(chat, directory.model)
-            memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
-            log.info(
-                "%s: %s parameters, %s, %s steps", directory.path, f"{size['n_params']:,}", memory, f"{run.steps:,}"
-            )
-            if checkpoint:
-                log.info("resuming from step %d", resume_step)
-            log_epochs(run, data)
-            log_warnings(run, data)
+            log_start(run, data, directory.path, size["n_params"], resume_step)
         state = None
         try:
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
@@ -137,6 +140,40 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
 
 
 # --- the loop
+
+
+def begin(
+    fabric: Fabric, net: Transformer, run: RunConfig, config_hash: str, checkpoint: dict[str, Any] | None
+) -> tuple[Any, State]:
+    """The model with its loss, set up by Fabric, and the state of the run, from the checkpoint or before step 1."""
+    model = fabric.setup(LossOf(net, run))  # `net` is on the device now
+    average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
+    optimizer = build_optimizer(net, run.optim, run.head)
+    for group in optimizer.param_groups:
+        group["peak_lr"] = group["lr"]
+    state = State(config_hash=config_hash, net=net, optimizer=optimizer, average=average)
+    if checkpoint:
+        state.load(checkpoint)
+    return model, state
+
+
+def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingStream:
+    """The micro-batches of this process."""
+    n_micro, seed = run.trainer.accumulate_grad_batches, run.seed
+    if run.init_sha256:  # the loaded run may have had this seed: another order than its own
+        seed = named_seed(seed, "continued")
+    return TrainingStream(
+        data.train,
+        seq_len=run.data.seq_len,
+        batch_size=run.data.batch_size // n_micro,
+        seed=seed,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        overfit_batches=run.data.overfit_batches * n_micro,
+        documents=data.documents() if run.data.order == "documents" else None,
+        expected=ExpectedTokens(data.train, data.tokenizer.vocab_size) if run.ngram_smoothing else None,
+        smoothing=run.ngram_smoothing,
+    )
 
 
 def train_step(
@@ -199,15 +236,15 @@ def fit(
     samples_file = directory.samples if first and run.prompts and run.validation.every else None
     if samples_file:
         cut_samples(samples_file, state.step)
-    progress = Progress(run, data, state)
     started = time.perf_counter() - state.seconds  # as if one process made all steps
-    with progress.bar:
+    with training_bar(run, state) as bar:
         while state.ended_by is None:
             lr, loss, norm = train_step(fabric, model, state, run, stream, diagnostics)
             step = state.step
             if step == run.steps:
                 state.ended_by = "steps"
-            progress.update(loss)
+            if bar.update(run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
+                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             if diagnostics:
                 diagnostics.after_step(norm)
 
@@ -228,10 +265,10 @@ def fit(
             state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
             if first and (logs or validates) and not state.ended_by:
                 log_row(files[0], loggers, step, row)
-            if validates:
-                progress.report(row)
-                if samples_file:
-                    append_samples(samples_file, state, run, data)
+            if validates and first and run.trainer.enable_progress_bar:
+                report(run, data, state, row)
+            if validates and samples_file:
+                append_samples(samples_file, state, run, data)
 
             stops = None
             if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
@@ -261,15 +298,21 @@ def finish(
 ) -> dict[str, Any]:
     """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
     log_end(run, data, state)
-    net, scores, last = final_model(state, run, data, directory)
-    model = merged(net)
+    net, step = state.eval_net, state.step
+    scores = last = validate(merged(net), run, data, bar=shows_bar(run))
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
+    if state.best_sha256:  # the best estimate: it may not be the best on the whole text
+        best = state.best_net(directory.checkpoints)
+        best_scores = validate(merged(best), run, data, bar=shows_bar(run))
+        if best_scores.loss < last.loss:
+            net, step, scores = best, state.best_step, best_scores
+    model = merged(net)
     # the run may have been resumed from its last checkpoint when the row was there
     metrics = MetricsFile(directory.metrics, state.step - 1)
     log_row(metrics, loggers, state.step, state.last_row | validation_metrics(last, data))
-    result = build_result(run, settings, size, data, state, scores, last_samples(model, data, run.prompts))
+    last_samples = samples(model, data, run.prompts, is_finished=True)
+    result = build_result(run, settings, size, data, state, scores, last_samples)
     if run.checkpoint.best:
-        step = state.step if scores is last else state.best_step
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
     log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
@@ -278,6 +321,16 @@ def finish(
     write_json(directory.result, result)
     log_result(loggers, settings, result)
     return result
+
+
+def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> None:
+    """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
+    net = state.eval_net
+    if state.best_sha256:
+        net = state.best_net(directory.checkpoints)
+        message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
+        log.info(message, state.best_step, state.best_loss)
+    save_model(merged(net), data.tokenizer, directory.model)
 
 
 def log_row(metrics: MetricsFile, loggers: list[Any], step: int, row: dict[str, float]) -> None:

@@ -148,7 +148,7 @@ def finish(run: RunConfig, before: Before | None = None, file_size: int | None =
 
 
 def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
-    from lm.training.signals import Interrupted
+    from lm.training.processes import Interrupted
     from lm.training.train import train
 
     unblock_signals()
@@ -174,7 +174,7 @@ def unblock_signals() -> None:
 
 def signal_at(step: int, signum: int) -> None:
     """Let this process get a signal after the rows of this step are written, before its checkpoint is."""
-    from lm.training.signals import Signals
+    from lm.training.processes import Signals
 
     arrived = Signals.arrived
 

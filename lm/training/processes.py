@@ -1,21 +1,73 @@
-"""Signals that end a run: the first one between two steps, after a checkpoint, one of impatience at once."""
+"""The processes of a run, as Fabric starts or finds them, and the signals that end them.
 
+The first signal ends a run between two steps, after a checkpoint, one of impatience at once.
+"""
+
+import atexit
 import logging
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
+from lm.config import UserError
+from lm.config.run import TrainerConfig
 from lm.system.terminal import is_impatient
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
+
+
+def build_fabric(trainer: TrainerConfig) -> Fabric:
+    """The device, the precision and the processes of a resolved run, which torchrun or Slurm may have started.
+
+    Raises UserError if they cannot be had.
+    """
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # not its tips
+    warnings.filterwarnings("ignore", module="lightning", message=".*srun.*")
+    try:
+        # a run in one process has no peer to find, and no rank, whatever srun, torchrun or MPI number
+        fabric = Fabric(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            num_nodes=trainer.num_nodes,
+            strategy=trainer.strategy if trainer.world_size > 1 else "auto",
+            precision=trainer.precision,  # type: ignore[arg-type]
+            plugins=[LightningEnvironment()] if trainer.world_size == 1 else None,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
+    if fabric.world_size != trainer.world_size:
+        product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
+        raise UserError(f"trainer.devices: {product}, but {fabric.world_size} processes train")
+    if fabric.world_size > 1:
+        atexit.register(_leave_process_group)
+    return fabric
+
+
+def _leave_process_group() -> None:
+    """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
+
+    A Gloo thread that is still busy at exit would abort the process; Lightning destroys the group for NCCL only. This
+    blocks until pending collectives have ended: at once where another process has died.
+    """
+    for signum in handled_signals():  # Python's handlers are not called while this blocks
+        signal.signal(signum, signal.SIG_DFL)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+# --- signals
 
 
 class Interrupted(BaseException):
