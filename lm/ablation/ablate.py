@@ -15,11 +15,14 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.ablation.arms import time_steps
+from lm.ablation.contrasts import level_of
 from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.ledger import folders_of, record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.ablation.record import (
+    BASE,
     TRIAL,
+    UNUSED,
     AblationRecord,
     default_dir,
     existing_record,
@@ -29,9 +32,12 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.statistics import minimum_detectable_effect
+from lm.ablation.warnings import plan_warnings
 from lm.config import RunConfig, UserError
-from lm.config.ablation import AblateConfig
-from lm.system.terminal import duration, printable
+from lm.config.ablation import BUDGET_NAMES, AblateConfig
+from lm.system.device import busy
+from lm.system.terminal import duration, format_table, printable
 
 REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
 
@@ -156,3 +162,70 @@ class _Progress:
 
     def say(self, line: str) -> None:
         tqdm.write(printable(f"{self.plan.config.name}: {line}"), file=sys.stderr)
+
+
+# --- what is said of a plan
+
+
+def plan_table(plan: Plan, step: Step, results: Results) -> str:
+    """Arms with what they cost, the runs, and how long all of it will take."""
+    config, record = plan.config, results.record
+    head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
+    rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
+    for arm in plan.arms.values():
+        tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
+        cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
+        rows.append([arm.name, *cost, *tokens])
+    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results)]
+    lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    if lost := lost_to_new_code(plan, step):
+        lines += [lost]
+    elif (n := len(results.of(UNUSED))) and not step.n_trials[1]:  # else names of runs are not known yet
+        reason = "settings, text or code have changed, or they are not asked for any more"
+        lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
+    lines += [*map(str, plan_warnings(record))]
+    least, most = seconds_to_go(plan, step)
+    time = " to ".join(dict.fromkeys(map(duration, (least, most))))
+    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
+    return printable("\n".join(lines))
+
+
+def _plan_of_runs(plan: Plan, step: Step, results: Results) -> list[str]:
+    counts, looks = results.counts(), plan.config.looks
+    lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
+    if fitted := plan.record.fitted:
+        of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
+        lines[0] += f", to fit into {plan.config.minutes:g} min: {of}"
+    if looks:
+        lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
+    if stopped := results.stopped_early():
+        lines += [stopped]
+    least, most = step.n_trials
+    if most:
+        more = f" to {most}" if most > least else ""
+        lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on"]
+    if plan.base:
+        n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
+        lines += [f"{n} base runs, one for each seed, {missing} to be made"]
+    if alone := len(results.rows_alone()):
+        lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
+    return lines
+
+
+def plan_json(plan: Plan, step: Step, sd: tuple[float, str] | None) -> dict[str, Any]:
+    """The plan in numbers; `sd` is that of a difference, as it was measured, and the folder of its pairs."""
+    record, n = step.record, len(step.record.seeds)
+    steps = {name: arm.steps for name, arm in plan.arms.items()}
+    comparisons = len(
+        {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
+    )
+    detectable = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
+    return {
+        "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
+        "seconds": seconds_to_go(plan, step),
+        "seeds": record.seeds,
+        "steps": steps,
+        "fitted": record.fitted or None,
+        "minimum_detectable": detectable,
+        "by_pairs_of": sd and sd[1],
+    }

@@ -25,9 +25,9 @@ from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakenin
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of
 from lm.report.figures import as_svg, inline
-from lm.report.pages import render
+from lm.report.pages import render, signed
 from lm.system.files import remove_partial, write_text
-from lm.system.terminal import duration
+from lm.system.terminal import duration, format_table, printable
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
@@ -249,6 +249,34 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "resumed after an interruption", f"{(done['resumed_from'].fillna('') != '').sum()} of {len(done)}"
     spent = [duration(frame["seconds"].sum()) for frame in (done, results.trials)]
     yield "computing time", f"reported runs {spent[0]}; search trials {spent[1]}"
+
+
+# --- for the terminal
+
+
+def result_table(results: Results) -> str:
+    """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
+    lines = [*results.asked()["statement"], *filter(None, [results.stopped_early()])]
+    lines += [*map(str, report_warnings(results))]
+    reported = results.reported().drop_duplicates("run_dir")
+    lost = reported[reported["status"].isin(["failed", "diverged"])]
+    lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
+    counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
+    page = results.folder / "report.html"
+    lines = [comparison_table(results), "", *lines, "", f"{counts}; {page if page.exists() else results.folder}"]
+    return printable("\n".join(lines))
+
+
+def comparison_table(results: Results) -> str:
+    """A line for each comparison."""
+    head = ("arm", "baseline", "at equal", "seeds", "difference", results.ci, "verdict")
+    rows = [head]
+    for row in results.comparisons.to_dict("records"):
+        numbers = (row["mean_difference"], row["ci_low"], row["ci_high"])
+        mean, low, high = ("" if pd.isna(x) else signed(x, digits_of(row)) for x in numbers)
+        interval = f"{low} to {high}" if low else ""
+        rows += [(row["arm"], row["baseline"], row["budgets"], str(row["n_seeds"]), mean, interval, row["verdict"])]
+    return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
 
 
 # --- for programs: results.csv, curves.csv and report.json

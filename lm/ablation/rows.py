@@ -15,9 +15,8 @@ import pandas as pd
 
 from lm.ablation import figures
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
-from lm.ablation.report import facts_of_metric, plain, summary, verdict_json, write_pages
+from lm.ablation.report import comparison_table, facts_of_metric, plain, summary, verdict_json, write_pages
 from lm.ablation.results import Results, RunReader, frame
-from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Weakness, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
 from lm.report.figures import as_svg, shorten

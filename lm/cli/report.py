@@ -91,8 +91,7 @@ def _judge(config: ReportConfig) -> int:
 
 def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
-    from lm.ablation.report import report_json
-    from lm.ablation.tables import result_table
+    from lm.ablation.report import report_json, result_table
 
     print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
 
