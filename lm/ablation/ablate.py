@@ -54,7 +54,7 @@ def ablate(
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
     anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
-    folder = Path(config.output_dir) if config.output_dir else default_dir(config)
+    folder, ledger = Path(config.output_dir) if config.output_dir else default_dir(config), Path(config.ledger)
     before = existing_record(folder, config)
     executor = EXECUTORS[config.executor](config, folder)
     plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
@@ -70,13 +70,13 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        record_asked(Path(config.ledger), plan)
+        record_asked(ledger, plan)
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
         if is_done and (not config.report or (folder / "report.html").exists()):
-            record_ended(Path(config.ledger), plan, results)
+            record_ended(ledger, plan, results)
             return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan, config.report)
-        others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
+        others = folders_of(ledger) | {folder.resolve()}  # in which an arm may have had another name
         planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
         write_record(step.record, folder)
         tried = set[str]()  # a run that failed is tried again by the next call
@@ -89,7 +89,12 @@ def ablate(
                 execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(step.record, folder)
-        return _finish(config, plan, step)
+        results = results_of(replace(step.record, ended=now()), plan.reader)
+        if config.report:
+            write_report(results)
+        record_ended(ledger, plan, results)
+        write_record(results.record, folder)  # last: from now on nothing is left to do
+        return results
 
 
 def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
@@ -110,15 +115,6 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
     keys = (*question_of(record), "pairs", "runs", "stopped")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
-
-
-def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
-    results = results_of(replace(step.record, ended=now()), plan.reader)
-    if config.report:
-        write_report(results)
-    record_ended(Path(config.ledger), plan, results)
-    write_record(results.record, results.folder)  # last: from now on nothing is left to do
-    return results
 
 
 class _Progress:

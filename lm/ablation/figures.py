@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
 from lm.ablation.record import AblationRecord
-from lm.ablation.response_surface import Array
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
-from lm.ablation.tuning import profiles
 from lm.report.figures import (
     INK,
     LINE,
@@ -33,7 +31,6 @@ from lm.report.figures import (
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
-Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
 
 
 def forest(results: Results) -> Figure | None:
@@ -160,10 +157,7 @@ def learning(results: Results) -> Figure | None:
 
 
 def tuning(results: Results) -> Figure | None:
-    """The trials over each hyperparameter, with the fitted curve of each arm and its band of one standard deviation.
-
-    The plot reaches as far up as helps to see where the best value lies.
-    """
+    """The trials over each hyperparameter. The plot reaches as far up as helps to see where the best value lies."""
     record, trials, keys = results.record, results.trials, results.hyperparameters()
     if not keys:
         return None
@@ -173,23 +167,20 @@ def tuning(results: Results) -> Figure | None:
     best_first = scores[trials["arm"][scores.index].isin(main)]
     limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
-    styles, curves = line_styles(list(record.arms)), profiles(results.tuned_arms, record.tune.factor)
+    styles = line_styles(list(record.arms))
     for panel, key in zip(axes, keys, strict=True):
         panel.set(title=key, ylabel=results.unit, ylim=limits, xscale="log")
         log_axis(panel.xaxis)
         for arm in arms:
             if key in results.hyperparameters(arm):
-                curve = curves.get(arm, {}).get(key)
-                _draw_search(panel, results, arm, key, styles[arm], curve, band=arm in main)
+                _draw_search(panel, results, arm, key, styles[arm])
     for arm in arms:
         axes[0].plot([], [], label=arm, **asdict(styles[arm]))
     legend(figure, axes[0])
     return figure
 
 
-def _draw_search(
-    axes: Axes, results: Results, arm: str, key: str, style: LineStyle, curve: Curve | None, band: bool
-) -> None:
+def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle) -> None:
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
@@ -203,11 +194,5 @@ def _draw_search(
     ):
         if chosen.any():  # an empty line would make room for itself
             axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
-    if curve:
-        x, loss, sd = curve  # lower is better in a search
-        mean = loss if results.lower_is_better else -loss
-        axes.plot(x, mean, color=color, linestyle=style.linestyle)
-        if band:
-            axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
     if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
         axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from lm.ablation.contrasts import decimals
 from lm.ablation.figures import draw_forest
-from lm.ablation.report import results_frame
 from lm.ablation.results import Results, read_results
 from lm.ablation.warnings import report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
@@ -19,7 +18,7 @@ from lm.config.identity import described_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
-from lm.system.terminal import printable, to_override_value
+from lm.system.terminal import to_override_value
 
 DIGITS = 4  # of bits per byte
 
@@ -33,7 +32,7 @@ def folders(path: Path) -> list[Path]:
 
 
 def write_overview(path: Path) -> dict[Path, Results]:
-    """Write overview.html, its figure and a results.csv of all runs; return the ablations as they began.
+    """Write overview.html and its figure; return the ablations as they began.
 
     Raises UserError if what one of the folders holds cannot be read.
     """
@@ -44,10 +43,6 @@ def write_overview(path: Path) -> dict[Path, Results]:
     rows = sorted(every_row, key=lambda row: places.index(row["comparison"]))  # those of one comparison together
     remove_partial(path)
     (path / "figures").mkdir(exist_ok=True)
-    frames = [results_frame(results).assign(ablation=printable(folder.name)) for folder, results in ablations.items()]
-    table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    table.insert(0, "ablation", table.pop("ablation"))
-    write_text(path / "results.csv", table.to_csv(index=False, lineterminator="\n", errors="replace"))
     svg = as_svg(forest, rows)
     if svg is not None:
         write_text(path / "figures" / "overview.svg", svg)

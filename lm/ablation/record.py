@@ -17,15 +17,16 @@ import filelock
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
 from lm.config.checks import build, reading, without_secrets
-from lm.config.identity import flat
+from lm.config.identity import key_of
 from lm.system.files import json_sha256, read_json, write_json, write_text
-from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_result
 
 FILE, LOCK = "ablation.json", ".lock"
-DESIGN = (  # what decides a verdict beside the arms and their runs
-    *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
-    *("minutes", "match_parameters", "seed_offsets", "tune", "common", "base"),
+# what decides a verdict beside the arms and their runs
+DESIGN = (
+    *(item.name for item in fields(Question) if item.name not in ("name", "question", "metric")),
+    "common",
+    "base",
 )
 EARLIER = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
 BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
@@ -51,21 +52,21 @@ class Run:
 class ArmRecord:
     """An arm as it was planned."""
 
-    overrides: list[str]  # of train.py, as typed
-    settings: dict[str, Any]  # of a run, with dotted keys
+    overrides: list[str] = field(default_factory=list)  # of train.py, as typed
+    settings: dict[str, Any] = field(default_factory=dict)  # of a run, with dotted keys
     matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
     tuned: dict[str, float] = field(default_factory=dict)  # chosen hyperparameters; empty until they are
     centre: dict[str, float] = field(default_factory=dict)  # where the search that they come from began
-    n_params: int
-    flops_per_token: int  # forward and backward
-    tokens_per_step: int
+    n_params: int = 0  # as all numbers of an arm of which only its values are known
+    flops_per_token: int = 0  # forward and backward
+    tokens_per_step: int = 0
     seconds_per_step: float = 0.0  # with its share of validations, as measured when it was planned
-    steps: dict[str, int]  # by budget; "own" is what its configuration says
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
+    steps: dict[str, int] = field(default_factory=dict)  # by budget; "own" is what its configuration says
+    vocab_size: int = 0
+    train_tokens: int = 0
+    val_tokens: int = 0
     copied: float = 0.0  # share of a validation text of its own that stands in the training text
-    identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
+    identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision
 
     def __post_init__(self) -> None:  # the record is published with the report
         self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
@@ -254,27 +255,14 @@ class RunFiles:
 
 def default_dir(config: AblateConfig) -> Path:
     """ablations/ and the name; other overrides make another folder, whose name ends in their hash."""
-    overrides = normalised(config.overrides)
+    overrides = ordered(config.overrides)
     return Path("ablations") / f"{config.ablation.name}{f'-{json_sha256(overrides)[:8]}' if overrides else ''}"
 
 
-def normalised(overrides: Sequence[str]) -> list[str]:
-    """Overrides in one order and one spelling, however they were typed; of several for one key the last holds.
-
-    >>> normalised(["optim.lr=0.030", "++model={d_ff: 48}", "head='tied'", "optim.betas=[0.9, 0.95]"])
-    ['head=tied', 'model.d_ff=48', 'optim.betas=[0.9,0.95]', 'optim.lr=0.03']
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # which nobody needs to read a record
-    from hydra.errors import HydraException
-
-    parser, values = OverridesParser.create(), dict[str, Any]()
-    for override in overrides:
-        key, _, text = override.partition("=")
-        value: Any = text
-        with suppress(HydraException):  # of a path that its grammar would have in quotes
-            value = parser.parse_override(override).value()
-        values |= flat({key.lstrip("+"): int(value) if isinstance(value, float) and value.is_integer() else value})
-    return [f"{key}={to_override_value(values[key])}" for key in sorted(values)]
+def ordered(overrides: Sequence[str]) -> list[str]:
+    """By their keys; of several for one key the last holds."""
+    last = {key_of(override): override for override in overrides}
+    return [last[key] for key in sorted(last)]
 
 
 def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
@@ -288,7 +276,7 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
     now = {"name": question.name, "metric": question.metric, "overrides": without_secrets(config.overrides)}
     for key, value in now.items():
         before = getattr(record, key)
-        is_same = normalised(before) == normalised(value) if key == "overrides" else before == value
+        is_same = ordered(before) == ordered(value) if key == "overrides" else before == value
         if not is_same:
             difference = f"{key} is {before} there, {value} now"
             raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")

@@ -32,7 +32,7 @@ from lm.system.terminal import duration, format_table, printable
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "learning": "Learning curves of all arms, and their differences from the baseline",
-    "tuning": "Search trials over each hyperparameter, with the fitted curves",
+    "tuning": "Search trials over each hyperparameter",
 }
 METRIC_NAMES = {
     "val_loss": "validation loss, nats per token",

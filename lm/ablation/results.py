@@ -53,14 +53,13 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
-    "versions": object,
     **dict.fromkeys(("purpose", "budget", "after"), str),
     **dict.fromkeys(("planned_steps", "trial", "search"), int),
     "score": float,  # of a trial
 }
 SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # columns of curves.csv, from metrics.csv
-DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
+DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean"}
 
 
 class RunReader:
@@ -92,7 +91,7 @@ class RunReader:
                 result["torch"] = result["versions"]["torch"]
         place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
-            **{key: result.get(key) for key in (*RESULT, "versions")},
+            **{key: result.get(key) for key in RESULT},
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
@@ -204,17 +203,21 @@ class Results:
         """The contrasts, those of the same runs once, with further columns for a reader.
 
         `budgets`: what is held equal, in words ("tokens and FLOPs"); `at_equal`: the same after a name, empty where
-        there is one budget; `name`: both arms, or the name of an interaction; `is_asked`: it answers the question, as
-        the primary comparisons do (all, where none is primary), and interactions; `statement`: the verdict in words.
+        there is one budget; `name`: both arms, or the name of an interaction; `title`: with what is held equal;
+        `is_asked`: it answers the question, as the primary comparisons do (all, where none is primary), and
+        interactions; `statement`: the verdict in words.
         """
         several = len(self.record.budgets) > 1
         served = [self.distinct_budgets(ended) for ended in self.contrasts["ended"]]
         budgets = [names.get(budget) for names, budget in zip(served, self.contrasts["budget"], strict=True)]
         shown = self.contrasts.assign(budgets=budgets)[pd.notna(budgets)]
         is_interaction, is_primary = shown["family"] == "interaction", shown["family"] == "primary"
+        name = shown["arm"].where(is_interaction, shown["arm"] + " - " + shown["baseline"])
+        at_equal = " at equal " + shown["budgets"] if several else ""
         return shown.assign(
-            at_equal=" at equal " + shown["budgets"] if several else "",
-            name=shown["arm"].where(is_interaction, shown["arm"] + " - " + shown["baseline"]),
+            at_equal=at_equal,
+            name=name,
+            title=name + at_equal,
             is_asked=is_interaction | is_primary | (not is_primary.any()),
             statement="At equal " + shown["budgets"] + ", " + shown["sentence"] if several else shown["sentence"],
         )

@@ -43,7 +43,7 @@ def report_warnings(results: Results) -> list[Weakness]:
 
 def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
     """What weakens the answer of one comparison, a row of `Results.comparisons`, in a few words each."""
-    own = {row.name + row.at_equal, *row.ended}
+    own = {row.title, *row.ended}
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
@@ -72,12 +72,11 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness(f"There are only {n} seeds.", ROUGH)
     asked = results.asked()
     few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
-    pairs = ((row.name + row.at_equal, f"{row.name}{row.at_equal}: {row.n_seeds}") for row in few.itertuples())
+    pairs = ((row.title, f"{row.title}: {row.n_seeds}") for row in few.itertuples())
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
     equal = asked[(asked["n_seeds"] > 1) & are_equal(asked["sd"], asked["mean_difference"])]
-    names = [row.name + row.at_equal for row in equal.itertuples()]
     detail = "Seeds that change nothing are no sample: see that they reach the runs."
-    yield from _about("Differences are equal on all seeds", zip(names, names, strict=True), detail)
+    yield from _about("Differences are equal on all seeds", zip(equal["title"], equal["title"], strict=True), detail)
     if untuned := ", ".join(record.untuned()):
         yield Weakness(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
 
@@ -132,11 +131,6 @@ def _of_tuning(results: Results) -> Iterator[Weakness]:
         _named({name: arm.at_edge() for name, arm in arms.items()}),
         "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
         "verdict that this could undo; where it is flat, begin elsewhere.",
-    )
-    yield from _about(
-        "The best value lies beside divergence",
-        _named({name: arm.beside_divergence() for name, arm in arms.items()}),
-        "A better one may lie between it and the value that diverged; the interval counts that.",
     )
     yield from _about(
         "The last search still moved by more than a quarter factor",
@@ -225,7 +219,7 @@ def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:
     shown, searched = results.comparisons, {*results.trials["arm"]}
     for row in shown[(shown["n_seeds"] > 0) & ~shown["is_tuning_counted"]].itertuples():
         if row.ended.keys() <= searched:
-            yield row.name + row.at_equal, row.name + row.at_equal
+            yield row.title, row.title
 
 
 def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
@@ -241,8 +235,8 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
         low, high = interval([*(end - half)]) or (0, 0)
         shrinks = low > 0 if row.mean_difference < 0 else high < 0
         if shrinks and margin <= abs(row.mean_difference) < margin + abs((end - half).mean()):
-            name = row.name + row.at_equal
-            yield name, f"{name} ({signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end)"
+            words = f"{signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end"
+            yield row.title, f"{row.title} ({words})"
 
 
 def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.Series]:
