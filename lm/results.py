@@ -132,7 +132,7 @@ def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
     rows = [
         {"ablation": name} | row
         for name, ablation in ablations.items()
-        for row in ablation.contrasts.astype(object).where(ablation.contrasts.notna(), None).to_dict("records")
+        for row in (contrast.row() for contrast in ablation.contrasts)
     ]
     return frame(rows, CONTRAST)
 

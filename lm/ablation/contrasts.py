@@ -1,4 +1,4 @@
-"""Comparisons of arms: from the runs' frame to a frame of contrasts with a verdict each, and its sentence.
+"""Comparisons of arms: from the frame of runs to contrasts with a verdict each, and its sentence.
 
 A difference is a sum of the arms' metrics with weights, paired by seed: 1 for an arm and -1 for its baseline. Others,
 such as an interaction, which is a difference of differences, have weights of their own.
@@ -6,7 +6,7 @@ such as an interaction, which is a difference of differences, have weights of th
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,13 +16,13 @@ from scipy import special
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge
-from lm.config.ablation import METRICS, weighted_sum
+from lm.config.ablation import BUDGET_NAMES, METRICS, weighted_sum
 from lm.config.identity import key_of
 from lm.report.pages import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped")  # no columns
+INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped", "budgets", "at_equal")  # no columns
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
 
 
@@ -54,13 +54,31 @@ class Contrast(Comparison):
     is_tuning_counted: bool = False
     undecided_by: str | None = None
     failed_arms: list[str] = field(default_factory=list)  # whose searches have undone a verdict
+    sentence: str = ""  # the verdict in words
+    budgets: str | None = None  # what is held equal, in words; None where an earlier budget has the same runs
+    at_equal: str = ""  # the same after a name; empty where there is one budget
 
-    def row(self, record: AblationRecord) -> dict[str, Any]:
-        shown = {key: value for key, value in vars(self).items() if key not in INTERNAL}
-        return shown | {"sentence": sentence(self, record)}
+    @property
+    def name(self) -> str:
+        return self.arm if self.family == "interaction" else f"{self.arm} - {self.baseline}"
 
+    @property
+    def title(self) -> str:
+        return self.name + self.at_equal
 
-NUMBERS = {item.name: float for item in fields(Contrast) if item.type == float | None}  # a missing one is NaN
+    @property
+    def statement(self) -> str:
+        return f"At equal {self.budgets}, {self.sentence}" if self.at_equal else self.sentence
+
+    @property
+    def digits(self) -> int:
+        """Decimals. Without a margin half the interval takes its place, or a hundredth of the mean."""
+        mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
+        return decimals(self.equivalence_margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
+
+    def row(self) -> dict[str, Any]:
+        """For a table or JSON."""
+        return {key: value for key, value in vars(self).items() if key not in INTERNAL}
 
 
 def compare(
@@ -68,12 +86,10 @@ def compare(
     runs: pd.DataFrame,
     regrets: Mapping[str, Regret],
     failed_searches: Mapping[str, str] = MappingProxyType({}),
-) -> pd.DataFrame:
-    """A row for each arm against its baseline under each budget, then for each weighted sum.
+) -> list[Contrast]:
+    """Each arm against its baseline under each budget, then each weighted sum.
 
-    `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat".
-
-    Columns: the fields of a Contrast, but for those of INTERNAL, and `sentence`, the verdict in words. `undecided_by`
+    `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat". `undecided_by`
     says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", "edge"
     and "flat" (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
     """
@@ -97,10 +113,15 @@ def compare(
             level_of(record),
             [key for key, member in own.items() if member.is_stopped],
         )
-    contrasts = [
-        _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches) for member in members
-    ]
-    return pd.DataFrame([contrast.row(record) for contrast in contrasts]).astype(NUMBERS)
+    budgets, contrasts = dict[str, list[str]](), list[Contrast]()
+    for member in members:
+        budgets.setdefault(member.key, []).append(BUDGET_NAMES[member.budget])
+    for member in members:
+        contrast = _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches)
+        words = " and ".join(budgets.pop(member.key)) if member.key in budgets else None
+        at_equal = f" at equal {words}" if len(record.budgets) > 1 else ""
+        contrasts += [replace(contrast, sentence=sentence(contrast, record), budgets=words, at_equal=at_equal)]
+    return contrasts
 
 
 def level_of(record: AblationRecord) -> float:
@@ -212,17 +233,6 @@ def decimals(margin: float) -> int:
     return max(0, 2 - math.floor(math.log10(margin)))
 
 
-def digits_of(row: Any) -> int:
-    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean.
-
-    >>> digits_of({"equivalence_margin": None, "mean_difference": 80.0, "ci_low": 78.0, "ci_high": 82.0})
-    2
-    """
-    keys = ("equivalence_margin", "mean_difference", "ci_low", "ci_high")
-    margin, mean, low, high = (0.0 if pd.isna(row[key]) else row[key] for key in keys)
-    return decimals(margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
-
-
 def percent(level: float) -> str:
     """A confidence level, to a tenth.
 
@@ -262,7 +272,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
     if low is None or high is None:
         reason = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
         return f"{undecided}: {_difference(contrast)}{reason}{costs}."
-    digits = digits_of(vars(contrast))
+    digits = contrast.digits
 
     def with_interval(level: float, low: float, high: float) -> str:
         ends = f"{percent(level)} CI {signed(low, digits)} to {signed(high, digits)}"
@@ -301,7 +311,7 @@ def _undecided(contrast: Contrast, record: AblationRecord) -> str:
 def _difference(contrast: Contrast, *about: str) -> str:
     """The mean difference, of losses as perplexity too, and what is to be known `about` it in brackets."""
     mean, unit = contrast.mean_difference or 0.0, METRICS[contrast.metric][1]
-    number = f"{signed(mean, digits_of(vars(contrast)))} {unit}"
+    number = f"{signed(mean, contrast.digits)} {unit}"
     if contrast.metric == "val_loss" and contrast.family != "interaction" and abs(mean) < TOO_FAR:
         share = f"{100 * abs(math.expm1(mean)):.1f} %"
         words = f"{share} {'lower' if mean < 0 else 'higher'}" if share != "0.0 %" else "the same"
@@ -313,7 +323,7 @@ def _limit(contrast: Contrast) -> str:
     if are_equal(contrast.sd or 0.0, contrast.mean_difference or 0.0):
         what = "no test" if contrast.p is None else "a weak test"
         return f"{contrast.n_seeds} equal differences are {what}: more seeds are needed"
-    detectable = f"{fixed(contrast.minimum_detectable, digits_of(vars(contrast)))} is detectable"
+    detectable = f"{fixed(contrast.minimum_detectable, contrast.digits)} is detectable"
     if contrast.limited_by == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
     return f"{detectable}, limited by the seeds"

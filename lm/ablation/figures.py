@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import asdict
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
+from lm.ablation.contrasts import Contrast
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.report.figures import (
@@ -33,39 +35,42 @@ ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
 
 
+class Line(NamedTuple):
+    """A comparison in a forest."""
+
+    heading: str  # of the group that it belongs to, or empty
+    label: str
+    color: str
+    contrast: Contrast
+
+
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
-    record, comparisons = results.record, results.comparisons
-    shown = comparisons[comparisons["mean_difference"].notna()]
-    styles, side = line_styles(list(record.arms)), "left" if results.lower_is_better else "right"
-    is_interaction = shown["family"] == "interaction"
-    heading = "At equal " + shown["budgets"] if len(record.budgets) > 1 else shown["at_equal"]
-    return draw_forest(
-        shown.assign(
-            label=shown["name"].str.removesuffix(f" - {record.baseline}"),
-            heading=heading.where(~is_interaction, "Interactions" + shown["at_equal"]),
-            color=[styles[arm].color if arm in styles else INK for arm in shown["arm"].where(~is_interaction, "")],
-        ),
-        record.equivalence_margin,
-        f"difference, {results.unit} ({side} is better)",
-    )
+    record, styles = results.record, line_styles(list(results.record.arms))
+    lines = []
+    for row in (row for row in results.comparisons if row.mean_difference is not None):
+        is_interaction = row.family == "interaction"
+        heading = f"Interactions{row.at_equal}" if is_interaction else row.at_equal and f"At equal {row.budgets}"
+        color = INK if is_interaction or row.arm not in styles else styles[row.arm].color
+        lines.append(Line(heading, row.name.removesuffix(f" - {record.baseline}"), color, row))
+    side = "left" if results.lower_is_better else "right"
+    return draw_forest(lines, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")
 
 
-def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None:
+def draw_forest(rows: list[Line], margin: float, xlabel: str) -> Figure | None:
     """A line for each row: its interval, the mean as the marker of its verdict, and each seed as a dot below.
 
-    `rows` are contrasts with a `label`, a `color`, and a `heading` of the group that they belong to, or an empty one.
     Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
     """
-    if rows.empty:
+    if not rows:
         return None
-    size = rows["mean_difference"].abs()
-    main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
-    core, every = (_finite(frame[["mean_difference", "ci_low", "ci_high"]]) for frame in (main, rows))
-    limits = axis_limits([*core, 0, -margin, margin], every, margin, reach=0.5)
-    lines: list[Any] = []  # rows, and the headings between them
-    for heading, group in rows.groupby("heading", sort=False):
-        lines += [str(heading)] * bool(heading) + [*group.itertuples()]
+    far = FAR * median(abs(row.contrast.mean_difference or 0.0) for row in rows)
+    near = [row for row in rows if abs(row.contrast.mean_difference or 0.0) <= far]
+    main = [row for row in rows if row.contrast.primary] or near
+    limits = axis_limits([*_ends(main), 0, -margin, margin], _ends(rows), margin, reach=0.5)
+    lines: list[str | Line] = []  # rows, and the headings between them
+    for heading in dict.fromkeys(row.heading for row in rows):
+        lines += [heading] * bool(heading) + [row for row in rows if row.heading == heading]
     figure, (axes,) = panels(1, 1.1 + ROW * len(lines))
     names = ["" if isinstance(line, str) else shorten(line.label) for line in lines]
     axes.set(xlim=limits, ylim=(len(lines) - 0.4, -0.6), xlabel=xlabel)
@@ -79,16 +84,23 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     across = blended_transform_factory(figure.transFigure, axes.transData)
     for y, (line, label) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
         if isinstance(line, str):
-            heading = axes.text(0.01, y, shorten(line, 2 * NAME), transform=across, va="center", style="italic")
-            heading.set_in_layout(False)
+            text = axes.text(0.01, y, shorten(line, 2 * NAME), transform=across, va="center", style="italic")
+            text.set_in_layout(False)
         else:
-            label.set_fontweight("bold" if line.primary else "normal")
+            label.set_fontweight("bold" if line.contrast.primary else "normal")
             _draw_row(axes, line, y, limits)
-    for verdict in rows["verdict"].unique():
+    for verdict in dict.fromkeys(row.contrast.verdict for row in rows):
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
     legend(figure, axes)
     return figure
+
+
+def _ends(rows: list[Line]) -> list[float]:
+    ends = (
+        value for row in rows for value in (row.contrast.mean_difference, row.contrast.ci_low, row.contrast.ci_high)
+    )
+    return [value for value in ends if value is not None]
 
 
 def _main_arms(record: AblationRecord) -> set[str]:
@@ -107,11 +119,12 @@ def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
     return {"marker": marker, "color": color, "markerfacecolor": face, "markersize": 8, "linestyle": "none"}
 
 
-def _draw_row(axes: Axes, row: Any, y: int, limits: tuple[float, float]) -> None:
-    low, high = (row.mean_difference, row.mean_difference) if pd.isna(row.ci_low) else (row.ci_low, row.ci_high)
+def _draw_row(axes: Axes, row: Line, y: int, limits: tuple[float, float]) -> None:
+    contrast, ends = row.contrast, _ends([row])
+    low, high = min(ends), max(ends)
     axes.plot([low, high], [y, y], color=row.color, lw=2)
-    axes.plot([row.mean_difference], [y], **_verdict_marker(row.verdict, row.color))
-    axes.plot(row.differences, [y + 0.3] * len(row.differences), ".", color=SOFT, markersize=5)
+    axes.plot([contrast.mean_difference or 0.0], [y], **_verdict_marker(contrast.verdict, row.color))
+    axes.plot(contrast.differences, [y + 0.3] * len(contrast.differences), ".", color=SOFT, markersize=5)
     for outside, edge, arrow in ((low < limits[0], limits[0], "<"), (high > limits[1], limits[1], ">")):
         if outside:  # it goes on there; the table tells how far
             axes.plot([edge], [y], arrow, color=row.color, clip_on=False)

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain, islice, takewhile
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import filelock
@@ -84,15 +85,15 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
     The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni). A verdict that
     was seen, or the same pairs under another analysis, such as without looks, make no p smaller.
     """
-    contrasts = results.contrasts.set_index(["arm", "budget"])
+    contrasts = {(contrast.arm, contrast.budget): contrast for contrast in results.contrasts}
     outcomes = []
     for line in _lines(plan):
-        contrast = contrasts.loc[(line["arm"], line["budget"])]
-        if min(contrast["ended"].values()) < contrast["n_planned"]:
+        contrast = contrasts[line["arm"], line["budget"]]
+        if min(contrast.ended.values()) < contrast.n_planned:
             continue
-        numbers = (contrast["mean_difference"], min(contrast["p"] * ALPHA / contrast["alpha"], 1.0))
-        shown = ["" if pd.isna(value) else repr(float(value)) for value in numbers]
-        outcome = (str(contrast["n_seeds"]), contrast["verdict"], *shown)
+        numbers = (contrast.mean_difference, contrast.p and min(contrast.p * ALPHA / contrast.alpha, 1.0))
+        shown = ["" if value is None else repr(float(value)) for value in numbers]
+        outcome = (str(contrast.n_seeds), contrast.verdict, *shown)
         outcomes.append(line | {"event": ENDED} | dict(zip(OUTCOME, outcome, strict=True)))
     with _locked(path):
         rows = read_ledger(path)
@@ -117,9 +118,9 @@ def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
     Beside it, the folder of the pairs; None if there are none.
     """
     for ablation in chain([results], _ended(path)):
-        sds = ablation.contrasts["sd"].dropna()
-        if ablation.record.metric == results.record.metric and len(sds):
-            return float(sds.median()), str(ablation.folder)
+        sds = [contrast.sd for contrast in ablation.contrasts if contrast.sd is not None]
+        if ablation.record.metric == results.record.metric and sds:
+            return median(sds), str(ablation.folder)
     return None
 
 

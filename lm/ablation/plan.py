@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
-from lm.ablation.contrasts import ENDED
+from lm.ablation.contrasts import ENDED, Contrast
 from lm.ablation.ledger import asked_before
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
@@ -299,21 +299,22 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         failed = {run.arm for run, own in zip(runs, status, strict=True) if own == "failed"}
         record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
         if n == config.futility:
-            means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
-            mean = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1)
-            alone = [arm for arm, diverged in means["diverged"].items() if {*diverged} == {arm}]
-            behind = (mean >= 0) | (mean.isna() & mean.index.isin(alone))  # else it is unknown
+            ahead = {row.arm for row in results_of(record, plan.reader).contrasts if not _is_behind(row)}
             whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
             kept = before.arms if before.ended and before.futility == n else ()
-            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else behind[[arm]].all())]
+            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else arm not in ahead)]
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:
-            contrasts = results_of(record, plan.reader).contrasts
-            asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
-            verdicts = contrasts["verdict"][asked & (contrasts["undecided_by"] != "futility")]
-            if len(verdicts) and not (verdicts == "undecided").any():
+            asked = [row for row in results_of(record, plan.reader).asked() if row.undecided_by != "futility"]
+            if asked and all(row.verdict != "undecided" for row in asked):
                 return config.seeds[:n], stopped, runs
     return config.seeds, stopped, runs
+
+
+def _is_behind(contrast: Contrast) -> bool:
+    """Whether the arm is known not to be ahead, also because it alone diverged."""
+    mean, lower_is_better = contrast.mean_difference, METRICS[contrast.metric][0]
+    return {*contrast.diverged} == {contrast.arm} if mean is None else mean >= 0 if lower_is_better else mean <= 0
 
 
 def _of_seeds(plan: Plan, tuned: Tuned, n: int, stopped: Sequence[str]) -> list[RunSpec]:

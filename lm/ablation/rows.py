@@ -118,15 +118,14 @@ def rows_warnings(results: Results) -> Iterator[Weakness]:
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
     yield from [Weakness(summary, "They are left out.")] * bool(names)
-    contrasts = results.contrasts[~results.contrasts["diverged"].astype(bool)]  # else the sentence has the counts
-    fewer = contrasts[contrasts["n_seeds"] < contrasts["n_planned"]].itertuples()
+    fewer = [row for row in results.contrasts if row.n_seeds < row.n_planned and not row.diverged]  # else it is said
     if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
         yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
     yield from run_warnings(results)
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    sentences = [*results.asked()["statement"], *map(str, rows_warnings(results))]
+    sentences = [*(row.statement for row in results.asked()), *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *sentences, *written]))
 

@@ -101,7 +101,7 @@ def verdict_code(results: "Results") -> int:
 
     Raises UserError if there are several comparisons.
     """
-    contrasts = results.asked().query("family != 'interaction'")
+    contrasts = [contrast for contrast in results.asked() if contrast.family != "interaction"]
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
-    return VERDICT_CODES[contrasts["verdict"].iloc[0]] if results.is_whole() else 1
+    return VERDICT_CODES[contrasts[0].verdict] if results.is_whole() else 1
