@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lm.ablation.arms import time_steps
 from lm.ablation.contrasts import level_of
 from lm.ablation.executors import EXECUTORS, execute
-from lm.ablation.ledger import folders_of, record_asked, record_ended
+from lm.ablation.ledger import read_ledger, record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.ablation.record import (
     BASE,
@@ -76,7 +76,7 @@ def ablate(
             record_ended(ledger, plan, results)
             return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan, config.report)
-        others = folders_of(ledger) | {folder.resolve()}  # in which an arm may have had another name
+        others = {folder.resolve(), *(Path(row["folder"]).resolve() for row in read_ledger(ledger))}
         planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
         write_record(step.record, folder)
         tried = set[str]()  # a run that failed is tried again by the next call
@@ -98,7 +98,10 @@ def ablate(
 
 
 def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
-    """Link the files of the run from an ablation of the series that has finished it under the same hash."""
+    """Link the files of the run from an ablation of the series that has finished it under the same hash.
+
+    Its own folder is one of them, for the arm may have had another name.
+    """
     kind, name = run.run_dir.split("/")
     copy = run.files.run_dir.parents[1] / ".partial"
     results = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))

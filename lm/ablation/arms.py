@@ -9,7 +9,7 @@ import sysconfig
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -43,10 +43,6 @@ class Arm(ArmRecord):
     name: str
     run: RunConfig
     val_hash: str  # of the text that it is scored on
-
-    def record(self, tuned: dict[str, float], centre: dict[str, float]) -> ArmRecord:
-        values = {item.name: getattr(self, item.name) for item in fields(ArmRecord)}
-        return ArmRecord(**values | {"tuned": tuned, "centre": centre})
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""

@@ -71,6 +71,13 @@ class Contrast(Comparison):
         return f"At equal {self.budgets}, {self.sentence}" if self.at_equal else self.sentence
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the arm is known not to be ahead, also because it alone diverged."""
+        if self.mean_difference is None:
+            return {*self.diverged} == {self.arm}
+        return self.mean_difference >= 0 if METRICS[self.metric][0] else self.mean_difference <= 0
+
+    @property
     def digits(self) -> int:
         """Decimals. Without a margin half the interval takes its place, or a hundredth of the mean."""
         mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
@@ -247,9 +254,12 @@ def sentence(contrast: Contrast, record: AblationRecord) -> str:
 
     Arms that are values of one setting are called by these values. Differences are signed: arm minus baseline.
     """
-    costs = _costs(contrast, record)
-    undecided = _undecided(contrast, record)
-    finding = _finding(contrast, record, costs, undecided)
+    pair = [record.arms[name] for name in (contrast.arm, contrast.baseline) if name in record.arms]
+    if len(pair) < 2 or not pair[0].n_params:  # a weighted sum, or rows of other programs, of which nothing is known
+        pair = []
+    costs, names = _costs(*pair), _names(*pair)
+    undecided = _undecided(contrast, " against ".join(names) if names else " compared with ".join(contrast.sides))
+    finding = _finding(contrast, names or contrast.sides, costs, undecided)
     if not (contrast.diverged or contrast.broken):
         return finding
     if contrast.verdict == "undecided" and contrast.mean_difference is not None:
@@ -259,13 +269,12 @@ def sentence(contrast: Contrast, record: AblationRecord) -> str:
     return f"{finding} {_lost(contrast)}."
 
 
-def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: str) -> str:
+def _finding(contrast: Contrast, names: tuple[str, str], costs: str, undecided: str) -> str:
     """Confidence intervals (CI) are not corrected for the number of comparisons.
 
     Equivalence leaves 5 % for each side, so its CI is that of 90 %; where looks are planned, each leaves the level of a
     look.
     """
-    arm, baseline = _names(contrast, record) or contrast.sides
     mean, low, high, margin = contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.equivalence_margin
     if mean is None:
         return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
@@ -280,13 +289,13 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
 
     difference = with_interval(1 - contrast.alpha, low, high)
     if contrast.verdict in ("better", "worse"):
-        return f"{arm} is {contrast.verdict} than {baseline}: {difference}{costs}."
+        return f"{f' is {contrast.verdict} than '.join(names)}: {difference}{costs}."
     if contrast.verdict == "equivalent":
         error = math.sqrt((contrast.sd or 0.0) ** 2 / contrast.n_seeds + contrast.tuning_sd**2)
         half = float(special.stdtrit(contrast.df, 1 - contrast.alpha)) * error
         difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
         within = f"within the equivalence margin of ±{margin:g}"
-        return f"{arm} and {baseline} are equivalent: {difference}, {within}{costs}."
+        return f"{' and '.join(names)} are equivalent: {difference}, {within}{costs}."
     if contrast.undecided_by in ("divergence", "edge", "flat", "futility"):
         return f"{undecided}: {difference}{costs}."
     if low * high > 0 and contrast.p is not None:
@@ -294,7 +303,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
     return f"{undecided}: {difference}{costs}; {_limit(contrast)}."
 
 
-def _undecided(contrast: Contrast, record: AblationRecord) -> str:
+def _undecided(contrast: Contrast, compared: str) -> str:
     """Without a full stop: that a comparison is undecided, and whose search has failed if that is the reason."""
     blamed, n = " and ".join(contrast.failed_arms), contrast.n_planned
     reasons = {
@@ -303,8 +312,6 @@ def _undecided(contrast: Contrast, record: AblationRecord) -> str:
         "flat": f", for the learning rates of {blamed} that were tried make no difference",
         "futility": f", for it was stopped (not ahead after {n} seed{'s' * (n > 1)})",
     }
-    names = _names(contrast, record)
-    compared = " against ".join(names) if names else " compared with ".join(contrast.sides)
     return f"{compared} is undecided{reasons.get(str(contrast.undecided_by), '')}"
 
 
@@ -340,15 +347,9 @@ def _lost(contrast: Contrast) -> str:
     return " and ".join(parts)
 
 
-def _pair(contrast: Contrast, record: AblationRecord) -> list[ArmRecord]:
-    """The arm and its baseline; empty of a weighted sum, and of rows of other programs, of which nothing is known."""
-    pair = [record.arms[name] for name in (contrast.arm, contrast.baseline) if name in record.arms]
-    return pair if len(pair) == 2 and pair[0].n_params else []
-
-
-def _names(contrast: Contrast, record: AblationRecord) -> tuple[str, str] | None:
+def _names(*pair: ArmRecord) -> tuple[str, str] | None:
     """The values of the one setting in which two arms differ, the first with its name; None if it is more."""
-    overrides = [arm.overrides for arm in _pair(contrast, record) if arm.overrides]
+    overrides = [arm.overrides for arm in pair if arm.overrides]
     if len(overrides) < 2:
         return None
     (*added, own), (*others, other) = overrides
@@ -358,16 +359,13 @@ def _names(contrast: Contrast, record: AblationRecord) -> tuple[str, str] | None
     return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
 
 
-def _costs(contrast: Contrast, record: AblationRecord) -> str:
+def _costs(*pair: ArmRecord) -> str:
     """The parameters and FLOPs of an arm beside those of its baseline; empty where they are not known."""
-    if not (pair := _pair(contrast, record)):
-        return ""
-    parts, (arm, baseline) = [], pair
-    for noun, own, other in (
-        ("parameters", arm.n_params, baseline.n_params),
-        ("FLOPs per token", arm.flops_per_token, baseline.flops_per_token),
-    ):
+    sizes = {"parameters": [arm.n_params for arm in pair], "FLOPs per token": [arm.flops_per_token for arm in pair]}
+    costs = ""
+    for noun, (own, other) in sizes.items() if pair else ():
         change = 100 * abs(own / other - 1)
-        shown = f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
-        parts.append(f"same {noun}" if own == other else f"{shown} % {'more' if own > other else 'fewer'} {noun}")
-    return f"; {', '.join(parts)}"
+        more = f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
+        size = "same" if own == other else f"{more} % {'more' if own > other else 'fewer'}"
+        costs += f"{', ' if costs else '; '}{size} {noun}"
+    return costs

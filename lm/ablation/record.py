@@ -140,7 +140,11 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
-            record: AblationRecord = build(AblationRecord, of_today(read_json(folder / FILE)))
+            content = read_json(folder / FILE)
+            analyses = content.pop("analyses", [])  # the seeds of earlier designs, of which nothing else was kept
+            record: AblationRecord = build(AblationRecord, of_today(content))
+            seen = [seeds for seeds in analyses if len(seeds) > 1 and seeds != record.seeds]
+            record.designs_seen += [design_of(record) | {"seeds": seeds} for seeds in seen]
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
@@ -149,21 +153,11 @@ def read_record(folder: Path) -> AblationRecord:
 def of_today(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a record, which an earlier version may have written, with the keys that there are now.
 
-    Some keys mean nothing any more; pairs were `contrasts`, trials had a list of their own, and of earlier designs the
-    seeds alone were kept.
+    Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
     """
     for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    designs, analyses = content.setdefault("designs_seen", []), content.pop("analyses", [])
-    for seeds in analyses:
-        if len(seeds) < 2 or seeds in [content["seeds"], *(design["seeds"] for design in designs)]:
-            continue
-        design = {"arms": {name: arm["overrides"] for name, arm in content["arms"].items()}}
-        design |= {key: content[key] for key in DESIGN if key in content}
-        designs.append(design | {"seeds": seeds} | ({} if "pairs" in content else {"contrasts": {}}))
-    for design in designs:
-        design.setdefault("minutes", content.get("minutes"))
     if "pairs" in content:
         return content
     arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]
@@ -273,12 +267,11 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
             raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation
-    now = {"name": question.name, "metric": question.metric, "overrides": without_secrets(config.overrides)}
+    now = {"name": question.name, "metric": question.metric, "overrides": ordered(without_secrets(config.overrides))}
+    before = {"name": record.name, "metric": record.metric, "overrides": ordered(record.overrides)}
     for key, value in now.items():
-        before = getattr(record, key)
-        is_same = ordered(before) == ordered(value) if key == "overrides" else before == value
-        if not is_same:
-            difference = f"{key} is {before} there, {value} now"
+        if value != before[key]:
+            difference = f"{key} is {before[key]} there, {value} now"
             raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record
 

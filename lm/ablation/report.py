@@ -39,11 +39,6 @@ METRIC_NAMES = {
     "val_bpb": "validation loss, bits per byte",
     "val_top1": "next-token accuracy on the validation text",
 }
-HELD_EQUAL = {
-    "tokens": "training tokens",
-    "flops": "training FLOPs (within 2 %)",
-    "time": "training time (planned from steps of each arm measured in turns)",
-}
 SCHEMA_VERSION = 1  # of report.json
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
@@ -61,7 +56,8 @@ def write_report(results: Results) -> None:
     context = summary(results, _basis(results), report_warnings(results))
     write_pages(folder, drawn, context, _details(results), report_json(results))
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
-        write_text(folder / "curves.csv", curves_csv(results))
+        curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
+        write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
     write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
 
 
@@ -114,7 +110,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(results)}"
     yield from facts_of_metric(results)
-    yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
+    yield "held equal", ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuned(results)
@@ -292,12 +288,6 @@ def results_frame(results: Results) -> pd.DataFrame:
     frame = pd.concat([runs[runs["purpose"] == purpose].drop_duplicates("run_dir") for purpose in PURPOSES])
     where = [key for key in WHERE if key in frame and frame[key].notna().any()]
     return frame.reindex(columns=[*ROW, *(key for key in results.hyperparameters() if key in frame), *where])
-
-
-def curves_csv(results: Results) -> str:
-    """What each run but the trials scored during its training."""
-    curves = results.curves.drop_duplicates(["run_dir", "step"])
-    return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
 
 
 def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:

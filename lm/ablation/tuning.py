@@ -261,9 +261,8 @@ def tune(
         numbers = {search.key_of(point): i for i, search in enumerate(searches) for point in search.losses}
         tried[name] = [(arm.named(key), number) for key, number in numbers.items()]
         if not missing:
-            trials = [(arm.named(last.key_of(point)), loss) for point, loss in last.losses.items()]
-            settings, centre = (arm.named(key) for key in (last.key(last.optimum()), last.centre))
-            tuned[name] = TunedArm.of(settings, centre, trials, config.factor)
+            optimum = last.optimum()
+            tuned[name] = TunedArm(arm.named(last.key(optimum)), arm.named(last.centre), *last.arrays(), optimum)
     return TuningState(missing, tried, tuned)
 
 
