@@ -168,38 +168,20 @@ class _Progress:
 
 def plan_table(plan: Plan, step: Step, results: Results) -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
-    config, record = plan.config, results.record
+    config, record, counts, (least, most) = plan.config, results.record, results.counts(), step.n_trials
     head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
     for arm in plan.arms.values():
         tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
-    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results)]
-    lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
-    if lost := lost_to_new_code(plan, step):
-        lines += [lost]
-    elif (n := len(results.of(UNUSED))) and not step.n_trials[1]:  # else names of runs are not known yet
-        reason = "settings, text or code have changed, or they are not asked for any more"
-        lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
-    lines += [*map(str, plan_warnings(record))]
-    least, most = seconds_to_go(plan, step)
-    time = " to ".join(dict.fromkeys(map(duration, (least, most))))
-    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
-    return printable("\n".join(lines))
-
-
-def _plan_of_runs(plan: Plan, step: Step, results: Results) -> list[str]:
-    counts, looks = results.counts(), plan.config.looks
-    lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
+    runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
     if fitted := plan.record.fitted:
         of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
-        lines[0] += f", to fit into {plan.config.minutes:g} min: {of}"
-    if looks:
-        lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
-    if stopped := results.stopped_early():
-        lines += [stopped]
-    least, most = step.n_trials
+        runs += f", to fit into {config.minutes:g} min: {of}"
+    if config.looks:
+        runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
+    lines = [config.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
     if most:
         more = f" to {most}" if most > least else ""
         lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on"]
@@ -208,7 +190,16 @@ def _plan_of_runs(plan: Plan, step: Step, results: Results) -> list[str]:
         lines += [f"{n} base runs, one for each seed, {missing} to be made"]
     if alone := len(results.rows_alone()):
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
-    return lines
+    lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    if lost := lost_to_new_code(plan, step):
+        lines += [lost]
+    elif (n := len(results.of(UNUSED))) and not most:  # else names of runs are not known yet
+        reason = "settings, text or code have changed, or they are not asked for any more"
+        lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
+    lines += [*map(str, plan_warnings(record))]
+    time = " to ".join(dict.fromkeys(map(duration, seconds_to_go(plan, step))))
+    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
+    return printable("\n".join(lines))
 
 
 def plan_json(plan: Plan, step: Step, sd: tuple[float, str] | None) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,48 +34,44 @@ from lm.report.figures import (
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
-
-
-class Line(NamedTuple):
-    """A comparison in a forest."""
-
-    heading: str  # of the group that it belongs to, or empty
-    label: str
-    color: str
-    contrast: Contrast
+Row = tuple[str, str, Contrast]  # label and colour of a comparison
 
 
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
     record, styles = results.record, line_styles(list(results.record.arms))
-    lines = []
-    for row in (row for row in results.comparisons if row.mean_difference is not None):
-        is_interaction = row.family == "interaction"
-        heading = f"Interactions{row.at_equal}" if is_interaction else row.at_equal and f"At equal {row.budgets}"
-        color = INK if is_interaction or row.arm not in styles else styles[row.arm].color
-        lines.append(Line(heading, row.name.removesuffix(f" - {record.baseline}"), color, row))
+    groups = dict[str, list[Row]]()
+    for contrast in (contrast for contrast in results.comparisons if contrast.mean_difference is not None):
+        label, heading = contrast.name.removesuffix(f" - {record.baseline}"), ""
+        if contrast.family == "interaction":
+            color, heading = INK, f"Interactions{contrast.at_equal}"
+        else:
+            color = styles[contrast.arm].color
+            heading = contrast.at_equal and f"At equal {contrast.budgets}"
+        groups.setdefault(heading, []).append((label, color, contrast))
     side = "left" if results.lower_is_better else "right"
-    return draw_forest(lines, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")
+    return draw_forest(groups, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")
 
 
-def draw_forest(rows: list[Line], margin: float, xlabel: str) -> Figure | None:
-    """A line for each row: its interval, the mean as the marker of its verdict, and each seed as a dot below.
+def draw_forest(groups: Mapping[str, Sequence[Row]], margin: float, xlabel: str) -> Figure | None:
+    """A line for each comparison: its interval, the mean as the marker of its verdict, and each seed as a dot below.
 
-    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
+    `groups`: by their headings, which may be empty. Bold ones set the scale, or, where there are none, those that are
+    not far off. `margin` is 0 for no band.
     """
-    if not rows:
+    contrasts = [contrast for rows in groups.values() for *_, contrast in rows]
+    if not contrasts:
         return None
-    far = FAR * median(abs(row.contrast.mean_difference or 0.0) for row in rows)
-    near = [row for row in rows if abs(row.contrast.mean_difference or 0.0) <= far]
-    main = [row for row in rows if row.contrast.primary] or near
-    limits = axis_limits([*_ends(main), 0, -margin, margin], _ends(rows), margin, reach=0.5)
-    lines: list[str | Line] = []  # rows, and the headings between them
-    for heading in dict.fromkeys(row.heading for row in rows):
-        lines += [heading] * bool(heading) + [row for row in rows if row.heading == heading]
+    far = FAR * median(abs(contrast.mean_difference or 0.0) for contrast in contrasts)
+    near = [contrast for contrast in contrasts if abs(contrast.mean_difference or 0.0) <= far]
+    main = [contrast for contrast in contrasts if contrast.primary] or near
+    limits = axis_limits([*_ends(*main), 0, -margin, margin], _ends(*contrasts), margin, reach=0.5)
+    lines: list[tuple[str, str, Contrast | None]] = []  # comparisons, and the headings between them
+    for heading, rows in groups.items():
+        lines += [(heading, INK, None)] * bool(heading) + [*rows]
     figure, (axes,) = panels(1, 1.1 + ROW * len(lines))
-    names = ["" if isinstance(line, str) else shorten(line.label) for line in lines]
     axes.set(xlim=limits, ylim=(len(lines) - 0.4, -0.6), xlabel=xlabel)
-    axes.set_yticks(range(len(lines)), names)
+    axes.set_yticks(range(len(lines)), ["" if contrast is None else shorten(label) for label, _, contrast in lines])
     axes.locator_params("x", nbins=6)
     axes.tick_params("y", length=0)
     axes.spines["left"].set_visible(False)
@@ -82,25 +79,23 @@ def draw_forest(rows: list[Line], margin: float, xlabel: str) -> Figure | None:
     axes.axvspan(-margin, margin, color=LINE, lw=0)
     axes.axvline(0, color=INK, lw=1)
     across = blended_transform_factory(figure.transFigure, axes.transData)
-    for y, (line, label) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
-        if isinstance(line, str):
-            text = axes.text(0.01, y, shorten(line, 2 * NAME), transform=across, va="center", style="italic")
+    for y, ((label, color, contrast), tick) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
+        if contrast is None:
+            text = axes.text(0.01, y, shorten(label, 2 * NAME), transform=across, va="center", style="italic")
             text.set_in_layout(False)
         else:
-            label.set_fontweight("bold" if line.contrast.primary else "normal")
-            _draw_row(axes, line, y, limits)
-    for verdict in dict.fromkeys(row.contrast.verdict for row in rows):
+            tick.set_fontweight("bold" if contrast.primary else "normal")
+            _draw_row(axes, contrast, color, y, limits)
+    for verdict in dict.fromkeys(contrast.verdict for contrast in contrasts):
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
     legend(figure, axes)
     return figure
 
 
-def _ends(rows: list[Line]) -> list[float]:
-    ends = (
-        value for row in rows for value in (row.contrast.mean_difference, row.contrast.ci_low, row.contrast.ci_high)
-    )
-    return [value for value in ends if value is not None]
+def _ends(*contrasts: Contrast) -> list[float]:
+    ends = ((contrast.mean_difference, contrast.ci_low, contrast.ci_high) for contrast in contrasts)
+    return [value for values in ends for value in values if value is not None]
 
 
 def _main_arms(record: AblationRecord) -> set[str]:
@@ -119,15 +114,14 @@ def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
     return {"marker": marker, "color": color, "markerfacecolor": face, "markersize": 8, "linestyle": "none"}
 
 
-def _draw_row(axes: Axes, row: Line, y: int, limits: tuple[float, float]) -> None:
-    contrast, ends = row.contrast, _ends([row])
-    low, high = min(ends), max(ends)
-    axes.plot([low, high], [y, y], color=row.color, lw=2)
-    axes.plot([contrast.mean_difference or 0.0], [y], **_verdict_marker(contrast.verdict, row.color))
+def _draw_row(axes: Axes, contrast: Contrast, color: str, y: int, limits: tuple[float, float]) -> None:
+    low, high = min(_ends(contrast)), max(_ends(contrast))
+    axes.plot([low, high], [y, y], color=color, lw=2)
+    axes.plot([contrast.mean_difference or 0.0], [y], **_verdict_marker(contrast.verdict, color))
     axes.plot(contrast.differences, [y + 0.3] * len(contrast.differences), ".", color=SOFT, markersize=5)
     for outside, edge, arrow in ((low < limits[0], limits[0], "<"), (high > limits[1], limits[1], ">")):
         if outside:  # it goes on there; the table tells how far
-            axes.plot([edge], [y], arrow, color=row.color, clip_on=False)
+            axes.plot([edge], [y], arrow, color=color, clip_on=False)
 
 
 def learning(results: Results) -> Figure | None:

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from lm.ablation.figures import Line, draw_forest
+from lm.ablation.figures import draw_forest
 from lm.ablation.results import Results, read_results
 from lm.ablation.warnings import report_warnings, weakening
 from lm.config.ablation import BUDGET_NAMES
@@ -83,8 +85,9 @@ def _comparable(results: Results) -> Iterator[Row]:
 
 
 def forest(rows: list[Row]) -> Figure | None:
-    lines = [Line(row["comparison"], row["ablation"], INK, row["in_bits"]) for row in rows]
-    return draw_forest(lines, 0, "difference, bits per byte (left is better)")
+    by_comparison = groupby(rows, itemgetter("comparison"))  # those of one are together
+    groups = {name: [(row["ablation"], INK, row["in_bits"]) for row in own] for name, own in by_comparison}
+    return draw_forest(groups, 0, "difference, bits per byte (left is better)")
 
 
 def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
