@@ -15,10 +15,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pandas as pd
 
+from lm.ablation.contrasts import Contrast
 from lm.ablation.record import FILE as RECORD
 from lm.ablation.results import COLUMNS as RUN_COLUMNS
 from lm.ablation.results import SCORES, Results, frame, read_results
@@ -31,21 +32,11 @@ from lm.training.run_directory import METRICS, read_rows
 Columns = Mapping[str, type | None]  # None: as the values are
 STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of a run: as an ablation says it
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
-CONTRAST: Columns = {
-    **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
-    "primary": bool,
-    "family": str,
-    "metric": str,
-    "n_seeds": int,
-    **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
-    "verdict": str,
-    "undecided_by": str,
-    "wins": int,
-    **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
-    "minimum_detectable": float,
-    "limited_by": str,
-    "sentence": str,
-}
+CONTRAST = (
+    *("ablation", "arm", "baseline", "budget", "primary", "family", "metric", "n_seeds", "mean_difference", "alpha"),
+    *("ci_low", "ci_high", "equivalence_margin", "verdict", "undecided_by", "wins", "sd", "tuning_sd", "df", "p"),
+    *("p_adjusted", "p_equivalent", "p_equivalent_adjusted", "minimum_detectable", "limited_by", "sentence"),
+)
 
 
 class _Run(NamedTuple):
@@ -132,9 +123,10 @@ def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
     rows = [
         {"ablation": name} | row
         for name, ablation in ablations.items()
-        for row in ablation.contrasts.astype(object).where(ablation.contrasts.notna(), None).to_dict("records")
+        for row in (contrast.row() for contrast in ablation.contrasts)
     ]
-    return frame(rows, CONTRAST)
+    kinds = {"ablation": str} | get_type_hints(Contrast)
+    return frame(rows, {key: next(iter(get_args(kinds[key])), kinds[key]) for key in CONTRAST})  # float of float | None
 
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:

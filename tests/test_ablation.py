@@ -128,7 +128,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab, instantly:
     assert "finished runs without a folder, read from results.csv: 4; " in lab.tables[-1]
     assert len(made) == n
     assert (lab.out / "results.csv").read_text() == kept
-    assert after.contrasts.equals(before.contrasts)
+    assert after.contrasts == before.contrasts
     first = before.runs.run_dir[0]
     rows = [line for line in kept.splitlines() if first not in line]
     (lab.out / "results.csv").write_text("\n".join(rows) + "\n")
@@ -373,7 +373,7 @@ def test_futility_comes_before_a_look_and_stops_what_is_known_to_be_behind(lab: 
     every: dict[str, Any] = {"arms": arms, "primary": [], "seeds": [0, 1, 2, 3]}
     results = lab.run(**every, looks=[2, 4], futility=2)
     assert (len(made), results.record.seeds, results.record.stopped) == (10, [0, 1, 2, 3], ["naive"])
-    assert [*results.contrasts["verdict"]] == ["better", "undecided"]
+    assert [row.verdict for row in results.contrasts] == ["better", "undecided"]
     instantly(lambda spec: math.nan if (spec.arm, spec.seed) == ("tied", 0) else loss(spec))
     assert lab.run("trainer.max_steps=7", **every, folder="unknown", futility=1).record.stopped == []
     instantly(lambda spec: math.nan if spec.arm == "naive" else loss(spec))

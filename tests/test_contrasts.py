@@ -44,9 +44,13 @@ def runs(values: dict[str, list[Any]], budgets: str = "tokens") -> pd.DataFrame:
     ).astype({"val_loss": float})
 
 
+def compared(question: AblationRecord, *of_runs: Any) -> pd.DataFrame:
+    return pd.DataFrame(contrast.row() for contrast in compare(question, *of_runs))
+
+
 def contrasts(frame: pd.DataFrame, regrets: dict[str, Regret] | None = None, **changes: Any) -> pd.DataFrame:
     """By the name of the arm or interaction."""
-    return compare(record(**changes), frame, regrets or {}).set_index("arm", drop=False)
+    return compared(record(**changes), frame, regrets or {}).set_index("arm", drop=False)
 
 
 def lose(lost: dict[tuple[str, int], Any]) -> pd.DataFrame:
@@ -73,11 +77,11 @@ def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> 
 def test_runs_that_serve_two_budgets_are_one_comparison() -> None:
     """Counted twice, they would make Holm's correction harder on everybody."""
     once = contrasts(runs(LOSSES))
-    both = compare(record(budgets=["tokens", "flops"]), runs(LOSSES, "tokens flops"), {})
+    both = compared(record(budgets=["tokens", "flops"]), runs(LOSSES, "tokens flops"), {})
     assert list(zip(both.budget, both.arm, strict=True)) == [(b, a) for b in ("tokens", "flops") for a in "bc"]
     assert both.p_adjusted.tolist() == [*once.p_adjusted] * 2
     apart = pd.concat([runs(LOSSES), runs(LOSSES, "flops")])
-    assert (compare(record(budgets=["tokens", "flops"]), apart, {}).p_adjusted[:2] > once.p_adjusted.values).all()
+    assert (compared(record(budgets=["tokens", "flops"]), apart, {}).p_adjusted[:2] > once.p_adjusted.values).all()
 
 
 def test_each_family_is_corrected_for_itself() -> None:
@@ -250,7 +254,7 @@ DIVERGED = LOSSES | {"b": ["diverged"] * 8}
 def test_a_failed_search_undoes_what_more_search_may_undo(
     values: dict[str, list[Any]], failed: dict[str, str], verdict: str, reason: str | None, words: str
 ) -> None:
-    row = compare(record(), runs(values), {}, failed).set_index("arm").loc["b"]
+    row = compared(record(), runs(values), {}, failed).set_index("arm").loc["b"]
     assert (row.verdict, row.undecided_by) == (verdict, reason)
     assert words in row.sentence
     assert "seeds would" not in row.sentence
@@ -260,5 +264,5 @@ def test_a_failed_search_undoes_what_more_search_may_undo(
 def test_in_a_weighted_sum_every_arm_that_more_search_would_move_against_the_verdict_counts(
     arm: str, weights: dict[str, float], verdict: str
 ) -> None:
-    frame = compare(record(contrasts={"bend": weights}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
+    frame = compared(record(contrasts={"bend": weights}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
     assert frame.set_index("arm").loc["bend"].verdict == verdict

@@ -68,7 +68,7 @@ def test_no_modules_import_each_other() -> None:
             "lm.results, lm.runs.listing, lm.ablation.rows": "torch hydra lightning datasets",
             "lm.cli.train, lm.cli.generate, lm.cli.ablate": "torch lightning datasets",
         },
-        {"lm.inference.generate, lm.formats.folder, lm.ablation.tables": "hydra lightning datasets"},
+        {"lm.inference.generate, lm.formats.folder, lm.ablation.report": "hydra lightning datasets"},
     ],
 )
 def test_what_is_light_stays_light(steps: dict[str, str]) -> None:

@@ -145,7 +145,7 @@ def test_a_look_that_decides_ends_its_comparison_and_can_be_confirmed(small: Lab
     results = small.run(seeds=[0, 1, 2, 3], looks=[3, 4])
     (row,) = series(read_ledger(small.root / "ledger.csv")).to_dict("records")
     assert (row["verdict"], row["pairs"], row["seeds"]) == ("better", 3, [0, 1, 2, 3])
-    assert row["p"] == pytest.approx(2 * results.contrasts["p"][0]), "at one of two looks"
+    assert row["p"] == pytest.approx(2 * results.contrasts[0].p), "at one of two looks"
     asked = confirmation(small.out, read_ledger(small.root / "ledger.csv"), small.root / "again")
     assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102], "test-confirm")
 

@@ -1,18 +1,17 @@
 """From a question to runs: arms composed and checked, parameters matched, budgets made equal, runs named."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE, code_hash, time_in_turns
+from lm.ablation.ablate import plan_json
+from lm.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
-from lm.ablation.tables import plan_json
 from lm.ablation.warnings import plan_warnings
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
@@ -211,29 +210,6 @@ def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monk
         results = lab.run(minutes=4, seeds=[*range(n)], overrides=overrides)
         fits.append((len(results.record.seeds), results.record.fitted["steps"], results.record.fitted["of_seeds"]))
     assert fits == [(6, 30, 8), (6, 30, 8), (6, 30, 9), (8, 20, 8)]
-
-
-# --- the time of a step
-
-
-def test_steps_are_timed_in_turns() -> None:
-    """What else the machine does slows all arms of a round alike."""
-
-    def step(seconds: float) -> Callable[[], float]:
-        rounds = iter(range(99))
-        return lambda: seconds * (1 + next(rounds) % 7)
-
-    first, second = time_in_turns([step(0.02), step(0.03)])
-    assert second / first == pytest.approx(1.5)
-
-
-@pytest.mark.slow
-def test_what_changes_the_cost_of_a_step_is_measured_apart(plans: Lab) -> None:
-    costs = ["data.batch_size=8", "model.d_ff=999"]
-    arms = {"a": [], "tuned": ["optim.lr=0.1"]} | {str(i): [override] for i, override in enumerate(costs)}
-    plan = plans.plan(arms=arms, baseline="a", primary=[])
-    assert len({arm.seconds_per_step for arm in plan.arms.values()}) == 1 + len(costs)
-    assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["1"].seconds_per_step
 
 
 # --- the names of runs

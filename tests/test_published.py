@@ -19,7 +19,7 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 from lm.ablation.compose import compose_arms
-from lm.ablation.contrasts import decimals
+from lm.ablation.contrasts import Contrast, decimals
 from lm.ablation.record import EARLIER, read_record, write_record
 from lm.ablation.response_surface import combine_regrets
 from lm.ablation.results import read_results
@@ -69,7 +69,7 @@ def rejected(ps: dict[Any, float]) -> set[Any]:
     return {*keys[:first_kept]}
 
 
-def pairs_of(table: pd.DataFrame, contrast: pd.Series, metric: str) -> tuple[tuple[str, ...], list[float]]:
+def pairs_of(table: pd.DataFrame, contrast: Contrast, metric: str) -> tuple[tuple[str, ...], list[float]]:
     """The runs that a contrast rests on, and its paired differences."""
     rows = table[table.budgets.str.contains(rf"\b{contrast.budget}\b")]
     pairs = rows[rows.arm == contrast.arm].merge(rows[rows.arm == contrast.baseline], on="seed")
@@ -81,9 +81,9 @@ def test_what_is_said_of_a_study_follows_from_its_rows(name: str) -> None:
     results, table = read_results(DOCS / name), pd.read_csv(DOCS / name / "results.csv")
     record, table = results.record, table[(table.purpose == "reported") & (table.status == "done")]
     lower_is_better, margin = METRICS[record.metric][0], record.equivalence_margin
-    for _, contrasts in results.contrasts.groupby("primary"):
+    for is_primary in (False, True):
         family, posteriors = [], {}
-        for _, contrast in contrasts.iterrows():
+        for contrast in (contrast for contrast in results.contrasts if contrast.primary == is_primary):
             runs, values = pairs_of(table, contrast, record.metric)
             tuning = combine_regrets({contrast.arm: 1, contrast.baseline: -1}, results.regrets)
             assert contrast.differences == pytest.approx(values)

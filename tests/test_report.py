@@ -200,7 +200,6 @@ WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("The last search still moved by more than a quarter factor: untied", TUNED, tuned_far, True),
     ("No setting was found that trains", TUNED, nothing, False),
     ("No setting was found that trains: untied.", TUNED, diverged("untied-*"), True),
-    ("The best value lies beside divergence: untied (optim.lr)", TUNED, diverged("untied-seed1000-[21]*-1.0"), True),
     ("The noise of tuning is not counted", TUNED, nothing, False),
     ("Arms are tuned, and there are only 3 seeds", TUNED, nothing, True),
     ("There are few search trials: tied (2", TWO | {"tune": FEW}, settings("optim.lr", 0.1), True),

@@ -133,7 +133,7 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
     assert frame.val_loss.isna().tolist() == frame.steps.isna().tolist() == [False, True, True, True, True]
     results = read_results(study)
     assert results.counts() == {"done": 6, "failed": 2, "diverged": 1, "missing": 1}
-    (row,) = results.contrasts.to_dict("records")
+    (row,) = (contrast.row() for contrast in results.contrasts)
     assert (row["seeds"], row["lost_seeds"]) == ([0], [1, 2, 3, 4])
     assert (row["diverged"], row["broken"]) == ({"broken": [1]}, {"broken": [3]})
     (shown,) = contrasts(study).to_dict("records")
@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(study: Path, 
         results = read_results(study)
         run = results.runs.set_index("run_dir").loc[f"cells/{path.name}"]
         assert (run.status, run.error, run.is_own_failure) == ("failed", ending.message, is_own)
-        assert results.contrasts.broken[0] == ({"broken": [4]} if is_own else {})
+        assert results.contrasts[0].broken == ({"broken": [4]} if is_own else {})
         results_frame(results).to_csv(study / "results.csv", index=False)
         shutil.rmtree(path.parent, ignore_errors=True)  # then the row says the same
 

@@ -28,16 +28,16 @@ def test_values_of_an_untuned_study_have_its_verdicts_and_intervals(name: str) -
     baseline = study.record.baseline
     answer = judge(rows.sort_values("seed", kind="stable"), baseline, study.record.equivalence_margin)
     more, less = (judge(rows, baseline, higher=higher).contrasts for higher in (True, False))
-    for row in study.contrasts.itertuples():
-        again = answer.contrasts.loc[row.Index]
+    for i, row in enumerate(study.contrasts):
+        again = answer.contrasts.loc[i]
         interval = re.search(r"[-+][.0-9]+ nats per token\W+(95 % CI .*? seeds)", row.sentence)
         assert again.verdict == row.verdict
         assert interval is None or interval[1] in again.sentence
         numbers = ["ci_low", "ci_high", "p", "mean_difference", "sd", "p_adjusted", "p_equivalent_adjusted"]
-        expected = pytest.approx([getattr(row, key) for key in numbers], abs=1e-9, nan_ok=True)
+        expected = pytest.approx(np.array([getattr(row, key) for key in numbers], float), abs=1e-9, nan_ok=True)
         assert [*again[numbers]] == expected
-        opposite = {"better": "worse", "worse": "better"}.get(less.verdict[row.Index], "undecided")
-        assert row.diverged or more.verdict[row.Index] == opposite
+        opposite = {"better": "worse", "worse": "better"}.get(less.verdict[i], "undecided")
+        assert row.diverged or more.verdict[i] == opposite
     assert less["p_equivalent"].isna().all(), "there is no margin"
     assert answer.interval == judge(answer.rows, baseline).interval
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.ablation.tuning import ArmTrials, Settings, TuningState, failed_searches, profiles, regrets, search_size, tune
+from lm.ablation.tuning import ArmTrials, Settings, TuningState, failed_searches, regrets, search_size, tune
 from lm.config.ablation import TuneConfig
 
 Loss = Callable[[Settings], float]
@@ -120,9 +120,6 @@ def test_the_surface_averages_noise_and_says_what_it_leaves_open() -> None:
     assert factors(state) == pytest.approx([0.2, 0.1], abs=0.15)
     regret = regrets(state.arms)["a"]
     assert 0 < regret.mean < 0.02
-    values, mean, sd = profiles(state.arms, CONFIG.factor)["a"]["optim.lr"]
-    assert values[mean.argmin()] == pytest.approx(state.arms["a"].settings["optim.lr"], rel=1e-3)
-    assert (sd[[0, -1]] > sd.min()).all()
 
 
 @pytest.mark.parametrize("searches", [1, 3])
@@ -170,7 +167,7 @@ def test_an_arm_that_trains_nowhere_is_a_failed_search_and_has_no_edge(names: li
     assert len(made["a"].losses) == 4 * len(names) + 2
     assert failed_searches(state.arms, 0.01) == {"a": "divergence"}
     assert regrets(state.arms).keys() == {"b"}
-    assert (state.arms["a"].at_edge(), state.arms["a"].beside_divergence(), state.arms["a"].moved()) == ([], [], [])
+    assert (state.arms["a"].at_edge(), state.arms["a"].moved()) == ([], [])
 
 
 @pytest.mark.parametrize("height", [1.0, 30.0])
@@ -196,8 +193,6 @@ def test_the_best_value_may_lie_between_it_and_the_one_that_diverged() -> None:
         return math.inf if x > 0.2 else -0.02 * x
 
     state, _ = finish({"a": arm(1), "b": arm(1)}, {"a": tilted, "b": bowl(0.0)}, replace(CONFIG, trials=6))
-    assert state.arms["a"].beside_divergence() == ["optim.lr"]
-    assert not state.arms["b"].beside_divergence()
     assert regrets(state.arms)["a"].mean > 0.002
     assert failed_searches(state.arms, 1e-3) == {}
 

@@ -15,11 +15,14 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.ablation.arms import time_steps
+from lm.ablation.contrasts import level_of
 from lm.ablation.executors import EXECUTORS, execute
-from lm.ablation.ledger import folders_of, record_asked, record_ended
+from lm.ablation.ledger import read_ledger, record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.ablation.record import (
+    BASE,
     TRIAL,
+    UNUSED,
     AblationRecord,
     default_dir,
     existing_record,
@@ -29,9 +32,12 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.statistics import minimum_detectable_effect
+from lm.ablation.warnings import plan_warnings
 from lm.config import RunConfig, UserError
-from lm.config.ablation import AblateConfig
-from lm.system.terminal import duration, printable
+from lm.config.ablation import BUDGET_NAMES, AblateConfig
+from lm.system.device import busy
+from lm.system.terminal import duration, format_table, printable
 
 REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
 
@@ -48,7 +54,7 @@ def ablate(
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
     anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
-    folder = Path(config.output_dir) if config.output_dir else default_dir(config)
+    folder, ledger = Path(config.output_dir) if config.output_dir else default_dir(config), Path(config.ledger)
     before = existing_record(folder, config)
     executor = EXECUTORS[config.executor](config, folder)
     plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
@@ -64,13 +70,13 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        record_asked(Path(config.ledger), plan)
+        record_asked(ledger, plan)
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
         if is_done and (not config.report or (folder / "report.html").exists()):
-            record_ended(Path(config.ledger), plan, results)
+            record_ended(ledger, plan, results)
             return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan, config.report)
-        others = folders_of(Path(config.ledger)) | {folder.resolve()}  # in which an arm may have had another name
+        others = {folder.resolve(), *(Path(row["folder"]).resolve() for row in read_ledger(ledger))}
         planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
         write_record(step.record, folder)
         tried = set[str]()  # a run that failed is tried again by the next call
@@ -83,11 +89,19 @@ def ablate(
                 execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(step.record, folder)
-        return _finish(config, plan, step)
+        results = results_of(replace(step.record, ended=now()), plan.reader)
+        if config.report:
+            write_report(results)
+        record_ended(ledger, plan, results)
+        write_record(results.record, folder)  # last: from now on nothing is left to do
+        return results
 
 
 def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
-    """Link the files of the run from an ablation of the series that has finished it under the same hash."""
+    """Link the files of the run from an ablation of the series that has finished it under the same hash.
+
+    Its own folder is one of them, for the arm may have had another name.
+    """
     kind, name = run.run_dir.split("/")
     copy = run.files.run_dir.parents[1] / ".partial"
     results = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
@@ -104,15 +118,6 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
     keys = (*question_of(record), "pairs", "runs", "stopped")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
-
-
-def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
-    results = results_of(replace(step.record, ended=now()), plan.reader)
-    if config.report:
-        write_report(results)
-    record_ended(Path(config.ledger), plan, results)
-    write_record(results.record, results.folder)  # last: from now on nothing is left to do
-    return results
 
 
 class _Progress:
@@ -156,3 +161,61 @@ class _Progress:
 
     def say(self, line: str) -> None:
         tqdm.write(printable(f"{self.plan.config.name}: {line}"), file=sys.stderr)
+
+
+# --- what is said of a plan
+
+
+def plan_table(plan: Plan, step: Step, results: Results) -> str:
+    """Arms with what they cost, the runs, and how long all of it will take."""
+    config, record, counts, (least, most) = plan.config, results.record, results.counts(), step.n_trials
+    head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
+    rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
+    for arm in plan.arms.values():
+        tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
+        cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
+        rows.append([arm.name, *cost, *tokens])
+    runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
+    if fitted := plan.record.fitted:
+        of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
+        runs += f", to fit into {config.minutes:g} min: {of}"
+    if config.looks:
+        runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
+    lines = [config.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
+    if most:
+        more = f" to {most}" if most > least else ""
+        lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on"]
+    if plan.base:
+        n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
+        lines += [f"{n} base runs, one for each seed, {missing} to be made"]
+    if alone := len(results.rows_alone()):
+        lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
+    lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    if lost := lost_to_new_code(plan, step):
+        lines += [lost]
+    elif (n := len(results.of(UNUSED))) and not most:  # else names of runs are not known yet
+        reason = "settings, text or code have changed, or they are not asked for any more"
+        lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
+    lines += [*map(str, plan_warnings(record))]
+    time = " to ".join(dict.fromkeys(map(duration, seconds_to_go(plan, step))))
+    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
+    return printable("\n".join(lines))
+
+
+def plan_json(plan: Plan, step: Step, sd: tuple[float, str] | None) -> dict[str, Any]:
+    """The plan in numbers; `sd` is that of a difference, as it was measured, and the folder of its pairs."""
+    record, n = step.record, len(step.record.seeds)
+    steps = {name: arm.steps for name, arm in plan.arms.items()}
+    comparisons = len(
+        {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
+    )
+    detectable = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
+    return {
+        "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
+        "seconds": seconds_to_go(plan, step),
+        "seeds": record.seeds,
+        "steps": steps,
+        "fitted": record.fitted or None,
+        "minimum_detectable": detectable,
+        "by_pairs_of": sd and sd[1],
+    }

@@ -6,11 +6,10 @@ import importlib.util
 import logging
 import sys
 import sysconfig
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,7 @@ from lm.ablation.record import ArmRecord
 from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
-from lm.config.identity import config_hash, described_settings, flat
+from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
@@ -44,10 +43,6 @@ class Arm(ArmRecord):
     name: str
     run: RunConfig
     val_hash: str  # of the text that it is scored on
-
-    def record(self, tuned: dict[str, float], centre: dict[str, float]) -> ArmRecord:
-        values = {item.name: getattr(self, item.name) for item in fields(ArmRecord)}
-        return ArmRecord(**values | {"tuned": tuned, "centre": centre})
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
@@ -219,40 +214,17 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
 # --- what a training step costs on this machine, for the estimates of a plan
 
 
-MIN_ROUNDS, MAX_ROUNDS, ENOUGH_SECONDS = 5, 10, 20.0  # of a measurement
-LEARNING_RATES = ("optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier")
-COST_FREE = ("seed", "head.name", "trainer.max_steps", *LEARNING_RATES)
+ROUNDS = 5  # of a measurement
 log = logging.getLogger(__name__)
 
 
 def time_steps(arms: Iterable[Arm]) -> None:
-    """Give each arm its seconds per step; those of one computation take the same time."""
-    alike: dict[str, list[Arm]] = {}
-    for arm in arms:
-        settings = {key: value for key, value in described_settings(asdict(arm.run)).items() if key not in COST_FREE}
-        alike.setdefault(repr((sorted(settings.items()), arm.identity, arm.steps["own"])), []).append(arm)
+    """Give each arm its seconds per step: the median of a few, after one that warms up."""
     log.info("measuring a training step of each arm")
-    firsts = [arm for arm, *_ in alike.values()]
-    timers = [bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"]) for arm in firsts]
-    for same, seconds in zip(alike.values(), time_in_turns(timers), strict=True):
-        for arm in same:
-            arm.seconds_per_step = seconds
-
-
-def time_in_turns(steps: list[Callable[[], float]]) -> list[float]:
-    """Seconds of a training step of each arm, from rounds in which the arms take turns.
-
-    Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
-    the first arm, times the median of the first.
-    """
-    for step in steps:
-        step()  # warms up
-    started = time.perf_counter()
-    rounds: list[list[float]] = []  # seconds of every arm
-    while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.perf_counter() - started < ENOUGH_SECONDS):
-        rounds.append([step() for step in steps])
-    first = median(times[0] for times in rounds)
-    return [first * median(times[i] / times[0] for times in rounds) for i in range(len(steps))]
+    for arm in arms:
+        step = bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
+        step()
+        arm.seconds_per_step = median(step() for _ in range(ROUNDS))
 
 
 # --- a hash of the code that a run's numbers depend on: without comments, docstrings and layout

@@ -1,4 +1,4 @@
-"""Comparisons of arms: from the runs' frame to a frame of contrasts with a verdict each, and its sentence.
+"""Comparisons of arms: from the frame of runs to contrasts with a verdict each, and its sentence.
 
 A difference is a sum of the arms' metrics with weights, paired by seed: 1 for an arm and -1 for its baseline. Others,
 such as an interaction, which is a difference of differences, have weights of their own.
@@ -6,7 +6,7 @@ such as an interaction, which is a difference of differences, have weights of th
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,13 +16,13 @@ from scipy import special
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge
-from lm.config.ablation import METRICS, weighted_sum
+from lm.config.ablation import BUDGET_NAMES, METRICS, weighted_sum
 from lm.config.identity import key_of
 from lm.report.pages import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped")  # no columns
+INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped", "budgets", "at_equal")  # no columns
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
 
 
@@ -54,13 +54,38 @@ class Contrast(Comparison):
     is_tuning_counted: bool = False
     undecided_by: str | None = None
     failed_arms: list[str] = field(default_factory=list)  # whose searches have undone a verdict
+    sentence: str = ""  # the verdict in words
+    budgets: str | None = None  # what is held equal, in words; None where an earlier budget has the same runs
+    at_equal: str = ""  # the same after a name; empty where there is one budget
 
-    def row(self, record: AblationRecord) -> dict[str, Any]:
-        shown = {key: value for key, value in vars(self).items() if key not in INTERNAL}
-        return shown | {"sentence": sentence(self, record)}
+    @property
+    def name(self) -> str:
+        return self.arm if self.family == "interaction" else f"{self.arm} - {self.baseline}"
 
+    @property
+    def title(self) -> str:
+        return self.name + self.at_equal
 
-NUMBERS = {item.name: float for item in fields(Contrast) if item.type == float | None}  # a missing one is NaN
+    @property
+    def statement(self) -> str:
+        return f"At equal {self.budgets}, {self.sentence}" if self.at_equal else self.sentence
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the arm is known not to be ahead, also because it alone diverged."""
+        if self.mean_difference is None:
+            return {*self.diverged} == {self.arm}
+        return self.mean_difference >= 0 if METRICS[self.metric][0] else self.mean_difference <= 0
+
+    @property
+    def digits(self) -> int:
+        """Decimals. Without a margin half the interval takes its place, or a hundredth of the mean."""
+        mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
+        return decimals(self.equivalence_margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
+
+    def row(self) -> dict[str, Any]:
+        """For a table or JSON."""
+        return {key: value for key, value in vars(self).items() if key not in INTERNAL}
 
 
 def compare(
@@ -68,12 +93,10 @@ def compare(
     runs: pd.DataFrame,
     regrets: Mapping[str, Regret],
     failed_searches: Mapping[str, str] = MappingProxyType({}),
-) -> pd.DataFrame:
-    """A row for each arm against its baseline under each budget, then for each weighted sum.
+) -> list[Contrast]:
+    """Each arm against its baseline under each budget, then each weighted sum.
 
-    `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat".
-
-    Columns: the fields of a Contrast, but for those of INTERNAL, and `sentence`, the verdict in words. `undecided_by`
+    `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat". `undecided_by`
     says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", "edge"
     and "flat" (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
     """
@@ -97,10 +120,15 @@ def compare(
             level_of(record),
             [key for key, member in own.items() if member.is_stopped],
         )
-    contrasts = [
-        _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches) for member in members
-    ]
-    return pd.DataFrame([contrast.row(record) for contrast in contrasts]).astype(NUMBERS)
+    budgets, contrasts = dict[str, list[str]](), list[Contrast]()
+    for member in members:
+        budgets.setdefault(member.key, []).append(BUDGET_NAMES[member.budget])
+    for member in members:
+        contrast = _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches)
+        words = " and ".join(budgets.pop(member.key)) if member.key in budgets else None
+        at_equal = f" at equal {words}" if len(record.budgets) > 1 else ""
+        contrasts += [replace(contrast, sentence=sentence(contrast, record), budgets=words, at_equal=at_equal)]
+    return contrasts
 
 
 def level_of(record: AblationRecord) -> float:
@@ -212,17 +240,6 @@ def decimals(margin: float) -> int:
     return max(0, 2 - math.floor(math.log10(margin)))
 
 
-def digits_of(row: Any) -> int:
-    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean.
-
-    >>> digits_of({"equivalence_margin": None, "mean_difference": 80.0, "ci_low": 78.0, "ci_high": 82.0})
-    2
-    """
-    keys = ("equivalence_margin", "mean_difference", "ci_low", "ci_high")
-    margin, mean, low, high = (0.0 if pd.isna(row[key]) else row[key] for key in keys)
-    return decimals(margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
-
-
 def percent(level: float) -> str:
     """A confidence level, to a tenth.
 
@@ -237,9 +254,12 @@ def sentence(contrast: Contrast, record: AblationRecord) -> str:
 
     Arms that are values of one setting are called by these values. Differences are signed: arm minus baseline.
     """
-    costs = _costs(contrast, record)
-    undecided = _undecided(contrast, record)
-    finding = _finding(contrast, record, costs, undecided)
+    pair = [record.arms[name] for name in (contrast.arm, contrast.baseline) if name in record.arms]
+    if len(pair) < 2 or not pair[0].n_params:  # a weighted sum, or rows of other programs, of which nothing is known
+        pair = []
+    costs, names = _costs(*pair), _names(*pair)
+    undecided = _undecided(contrast, " against ".join(names) if names else " compared with ".join(contrast.sides))
+    finding = _finding(contrast, names or contrast.sides, costs, undecided)
     if not (contrast.diverged or contrast.broken):
         return finding
     if contrast.verdict == "undecided" and contrast.mean_difference is not None:
@@ -249,20 +269,19 @@ def sentence(contrast: Contrast, record: AblationRecord) -> str:
     return f"{finding} {_lost(contrast)}."
 
 
-def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: str) -> str:
+def _finding(contrast: Contrast, names: tuple[str, str], costs: str, undecided: str) -> str:
     """Confidence intervals (CI) are not corrected for the number of comparisons.
 
     Equivalence leaves 5 % for each side, so its CI is that of 90 %; where looks are planned, each leaves the level of a
     look.
     """
-    arm, baseline = _names(contrast, record) or contrast.sides
     mean, low, high, margin = contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.equivalence_margin
     if mean is None:
         return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
     if low is None or high is None:
         reason = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
         return f"{undecided}: {_difference(contrast)}{reason}{costs}."
-    digits = digits_of(vars(contrast))
+    digits = contrast.digits
 
     def with_interval(level: float, low: float, high: float) -> str:
         ends = f"{percent(level)} CI {signed(low, digits)} to {signed(high, digits)}"
@@ -270,13 +289,13 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
 
     difference = with_interval(1 - contrast.alpha, low, high)
     if contrast.verdict in ("better", "worse"):
-        return f"{arm} is {contrast.verdict} than {baseline}: {difference}{costs}."
+        return f"{f' is {contrast.verdict} than '.join(names)}: {difference}{costs}."
     if contrast.verdict == "equivalent":
         error = math.sqrt((contrast.sd or 0.0) ** 2 / contrast.n_seeds + contrast.tuning_sd**2)
         half = float(special.stdtrit(contrast.df, 1 - contrast.alpha)) * error
         difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
         within = f"within the equivalence margin of ±{margin:g}"
-        return f"{arm} and {baseline} are equivalent: {difference}, {within}{costs}."
+        return f"{' and '.join(names)} are equivalent: {difference}, {within}{costs}."
     if contrast.undecided_by in ("divergence", "edge", "flat", "futility"):
         return f"{undecided}: {difference}{costs}."
     if low * high > 0 and contrast.p is not None:
@@ -284,7 +303,7 @@ def _finding(contrast: Contrast, record: AblationRecord, costs: str, undecided: 
     return f"{undecided}: {difference}{costs}; {_limit(contrast)}."
 
 
-def _undecided(contrast: Contrast, record: AblationRecord) -> str:
+def _undecided(contrast: Contrast, compared: str) -> str:
     """Without a full stop: that a comparison is undecided, and whose search has failed if that is the reason."""
     blamed, n = " and ".join(contrast.failed_arms), contrast.n_planned
     reasons = {
@@ -293,15 +312,13 @@ def _undecided(contrast: Contrast, record: AblationRecord) -> str:
         "flat": f", for the learning rates of {blamed} that were tried make no difference",
         "futility": f", for it was stopped (not ahead after {n} seed{'s' * (n > 1)})",
     }
-    names = _names(contrast, record)
-    compared = " against ".join(names) if names else " compared with ".join(contrast.sides)
     return f"{compared} is undecided{reasons.get(str(contrast.undecided_by), '')}"
 
 
 def _difference(contrast: Contrast, *about: str) -> str:
     """The mean difference, of losses as perplexity too, and what is to be known `about` it in brackets."""
     mean, unit = contrast.mean_difference or 0.0, METRICS[contrast.metric][1]
-    number = f"{signed(mean, digits_of(vars(contrast)))} {unit}"
+    number = f"{signed(mean, contrast.digits)} {unit}"
     if contrast.metric == "val_loss" and contrast.family != "interaction" and abs(mean) < TOO_FAR:
         share = f"{100 * abs(math.expm1(mean)):.1f} %"
         words = f"{share} {'lower' if mean < 0 else 'higher'}" if share != "0.0 %" else "the same"
@@ -313,7 +330,7 @@ def _limit(contrast: Contrast) -> str:
     if are_equal(contrast.sd or 0.0, contrast.mean_difference or 0.0):
         what = "no test" if contrast.p is None else "a weak test"
         return f"{contrast.n_seeds} equal differences are {what}: more seeds are needed"
-    detectable = f"{fixed(contrast.minimum_detectable, digits_of(vars(contrast)))} is detectable"
+    detectable = f"{fixed(contrast.minimum_detectable, contrast.digits)} is detectable"
     if contrast.limited_by == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
     return f"{detectable}, limited by the seeds"
@@ -330,15 +347,9 @@ def _lost(contrast: Contrast) -> str:
     return " and ".join(parts)
 
 
-def _pair(contrast: Contrast, record: AblationRecord) -> list[ArmRecord]:
-    """The arm and its baseline; empty of a weighted sum, and of rows of other programs, of which nothing is known."""
-    pair = [record.arms[name] for name in (contrast.arm, contrast.baseline) if name in record.arms]
-    return pair if len(pair) == 2 and pair[0].n_params else []
-
-
-def _names(contrast: Contrast, record: AblationRecord) -> tuple[str, str] | None:
+def _names(*pair: ArmRecord) -> tuple[str, str] | None:
     """The values of the one setting in which two arms differ, the first with its name; None if it is more."""
-    overrides = [arm.overrides for arm in _pair(contrast, record) if arm.overrides]
+    overrides = [arm.overrides for arm in pair if arm.overrides]
     if len(overrides) < 2:
         return None
     (*added, own), (*others, other) = overrides
@@ -348,16 +359,13 @@ def _names(contrast: Contrast, record: AblationRecord) -> tuple[str, str] | None
     return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
 
 
-def _costs(contrast: Contrast, record: AblationRecord) -> str:
+def _costs(*pair: ArmRecord) -> str:
     """The parameters and FLOPs of an arm beside those of its baseline; empty where they are not known."""
-    if not (pair := _pair(contrast, record)):
-        return ""
-    parts, (arm, baseline) = [], pair
-    for noun, own, other in (
-        ("parameters", arm.n_params, baseline.n_params),
-        ("FLOPs per token", arm.flops_per_token, baseline.flops_per_token),
-    ):
+    sizes = {"parameters": [arm.n_params for arm in pair], "FLOPs per token": [arm.flops_per_token for arm in pair]}
+    costs = ""
+    for noun, (own, other) in sizes.items() if pair else ():
         change = 100 * abs(own / other - 1)
-        shown = f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
-        parts.append(f"same {noun}" if own == other else f"{shown} % {'more' if own > other else 'fewer'} {noun}")
-    return f"; {', '.join(parts)}"
+        more = f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
+        size = "same" if own == other else f"{more} % {'more' if own > other else 'fewer'}"
+        costs += f"{', ' if costs else '; '}{size} {noun}"
+    return costs

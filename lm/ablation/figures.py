@@ -1,7 +1,9 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
+from lm.ablation.contrasts import Contrast
 from lm.ablation.record import AblationRecord
-from lm.ablation.response_surface import Array
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
-from lm.ablation.tuning import profiles
 from lm.report.figures import (
     INK,
     LINE,
@@ -33,46 +34,44 @@ from lm.report.figures import (
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
-Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
+Row = tuple[str, str, Contrast]  # label and colour of a comparison
 
 
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
-    record, comparisons = results.record, results.comparisons
-    shown = comparisons[comparisons["mean_difference"].notna()]
-    styles, side = line_styles(list(record.arms)), "left" if results.lower_is_better else "right"
-    is_interaction = shown["family"] == "interaction"
-    heading = "At equal " + shown["budgets"] if len(record.budgets) > 1 else shown["at_equal"]
-    return draw_forest(
-        shown.assign(
-            label=shown["name"].str.removesuffix(f" - {record.baseline}"),
-            heading=heading.where(~is_interaction, "Interactions" + shown["at_equal"]),
-            color=[styles[arm].color if arm in styles else INK for arm in shown["arm"].where(~is_interaction, "")],
-        ),
-        record.equivalence_margin,
-        f"difference, {results.unit} ({side} is better)",
-    )
+    record, styles = results.record, line_styles(list(results.record.arms))
+    groups = dict[str, list[Row]]()
+    for contrast in (contrast for contrast in results.comparisons if contrast.mean_difference is not None):
+        label, heading = contrast.name.removesuffix(f" - {record.baseline}"), ""
+        if contrast.family == "interaction":
+            color, heading = INK, f"Interactions{contrast.at_equal}"
+        else:
+            color = styles[contrast.arm].color
+            heading = contrast.at_equal and f"At equal {contrast.budgets}"
+        groups.setdefault(heading, []).append((label, color, contrast))
+    side = "left" if results.lower_is_better else "right"
+    return draw_forest(groups, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")
 
 
-def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None:
-    """A line for each row: its interval, the mean as the marker of its verdict, and each seed as a dot below.
+def draw_forest(groups: Mapping[str, Sequence[Row]], margin: float, xlabel: str) -> Figure | None:
+    """A line for each comparison: its interval, the mean as the marker of its verdict, and each seed as a dot below.
 
-    `rows` are contrasts with a `label`, a `color`, and a `heading` of the group that they belong to, or an empty one.
-    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
+    `groups`: by their headings, which may be empty. Bold ones set the scale, or, where there are none, those that are
+    not far off. `margin` is 0 for no band.
     """
-    if rows.empty:
+    contrasts = [contrast for rows in groups.values() for *_, contrast in rows]
+    if not contrasts:
         return None
-    size = rows["mean_difference"].abs()
-    main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
-    core, every = (_finite(frame[["mean_difference", "ci_low", "ci_high"]]) for frame in (main, rows))
-    limits = axis_limits([*core, 0, -margin, margin], every, margin, reach=0.5)
-    lines: list[Any] = []  # rows, and the headings between them
-    for heading, group in rows.groupby("heading", sort=False):
-        lines += [str(heading)] * bool(heading) + [*group.itertuples()]
+    far = FAR * median(abs(contrast.mean_difference or 0.0) for contrast in contrasts)
+    near = [contrast for contrast in contrasts if abs(contrast.mean_difference or 0.0) <= far]
+    main = [contrast for contrast in contrasts if contrast.primary] or near
+    limits = axis_limits([*_ends(*main), 0, -margin, margin], _ends(*contrasts), margin, reach=0.5)
+    lines: list[tuple[str, str, Contrast | None]] = []  # comparisons, and the headings between them
+    for heading, rows in groups.items():
+        lines += [(heading, INK, None)] * bool(heading) + [*rows]
     figure, (axes,) = panels(1, 1.1 + ROW * len(lines))
-    names = ["" if isinstance(line, str) else shorten(line.label) for line in lines]
     axes.set(xlim=limits, ylim=(len(lines) - 0.4, -0.6), xlabel=xlabel)
-    axes.set_yticks(range(len(lines)), names)
+    axes.set_yticks(range(len(lines)), ["" if contrast is None else shorten(label) for label, _, contrast in lines])
     axes.locator_params("x", nbins=6)
     axes.tick_params("y", length=0)
     axes.spines["left"].set_visible(False)
@@ -80,18 +79,23 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     axes.axvspan(-margin, margin, color=LINE, lw=0)
     axes.axvline(0, color=INK, lw=1)
     across = blended_transform_factory(figure.transFigure, axes.transData)
-    for y, (line, label) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
-        if isinstance(line, str):
-            heading = axes.text(0.01, y, shorten(line, 2 * NAME), transform=across, va="center", style="italic")
-            heading.set_in_layout(False)
+    for y, ((label, color, contrast), tick) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
+        if contrast is None:
+            text = axes.text(0.01, y, shorten(label, 2 * NAME), transform=across, va="center", style="italic")
+            text.set_in_layout(False)
         else:
-            label.set_fontweight("bold" if line.primary else "normal")
-            _draw_row(axes, line, y, limits)
-    for verdict in rows["verdict"].unique():
+            tick.set_fontweight("bold" if contrast.primary else "normal")
+            _draw_row(axes, contrast, color, y, limits)
+    for verdict in dict.fromkeys(contrast.verdict for contrast in contrasts):
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
     legend(figure, axes)
     return figure
+
+
+def _ends(*contrasts: Contrast) -> list[float]:
+    ends = ((contrast.mean_difference, contrast.ci_low, contrast.ci_high) for contrast in contrasts)
+    return [value for values in ends for value in values if value is not None]
 
 
 def _main_arms(record: AblationRecord) -> set[str]:
@@ -110,14 +114,14 @@ def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
     return {"marker": marker, "color": color, "markerfacecolor": face, "markersize": 8, "linestyle": "none"}
 
 
-def _draw_row(axes: Axes, row: Any, y: int, limits: tuple[float, float]) -> None:
-    low, high = (row.mean_difference, row.mean_difference) if pd.isna(row.ci_low) else (row.ci_low, row.ci_high)
-    axes.plot([low, high], [y, y], color=row.color, lw=2)
-    axes.plot([row.mean_difference], [y], **_verdict_marker(row.verdict, row.color))
-    axes.plot(row.differences, [y + 0.3] * len(row.differences), ".", color=SOFT, markersize=5)
+def _draw_row(axes: Axes, contrast: Contrast, color: str, y: int, limits: tuple[float, float]) -> None:
+    low, high = min(_ends(contrast)), max(_ends(contrast))
+    axes.plot([low, high], [y, y], color=color, lw=2)
+    axes.plot([contrast.mean_difference or 0.0], [y], **_verdict_marker(contrast.verdict, color))
+    axes.plot(contrast.differences, [y + 0.3] * len(contrast.differences), ".", color=SOFT, markersize=5)
     for outside, edge, arrow in ((low < limits[0], limits[0], "<"), (high > limits[1], limits[1], ">")):
         if outside:  # it goes on there; the table tells how far
-            axes.plot([edge], [y], arrow, color=row.color, clip_on=False)
+            axes.plot([edge], [y], arrow, color=color, clip_on=False)
 
 
 def learning(results: Results) -> Figure | None:
@@ -160,10 +164,7 @@ def learning(results: Results) -> Figure | None:
 
 
 def tuning(results: Results) -> Figure | None:
-    """The trials over each hyperparameter, with the fitted curve of each arm and its band of one standard deviation.
-
-    The plot reaches as far up as helps to see where the best value lies.
-    """
+    """The trials over each hyperparameter. The plot reaches as far up as helps to see where the best value lies."""
     record, trials, keys = results.record, results.trials, results.hyperparameters()
     if not keys:
         return None
@@ -173,23 +174,20 @@ def tuning(results: Results) -> Figure | None:
     best_first = scores[trials["arm"][scores.index].isin(main)]
     limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
-    styles, curves = line_styles(list(record.arms)), profiles(results.tuned_arms, record.tune.factor)
+    styles = line_styles(list(record.arms))
     for panel, key in zip(axes, keys, strict=True):
         panel.set(title=key, ylabel=results.unit, ylim=limits, xscale="log")
         log_axis(panel.xaxis)
         for arm in arms:
             if key in results.hyperparameters(arm):
-                curve = curves.get(arm, {}).get(key)
-                _draw_search(panel, results, arm, key, styles[arm], curve, band=arm in main)
+                _draw_search(panel, results, arm, key, styles[arm])
     for arm in arms:
         axes[0].plot([], [], label=arm, **asdict(styles[arm]))
     legend(figure, axes[0])
     return figure
 
 
-def _draw_search(
-    axes: Axes, results: Results, arm: str, key: str, style: LineStyle, curve: Curve | None, band: bool
-) -> None:
+def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle) -> None:
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
@@ -203,11 +201,5 @@ def _draw_search(
     ):
         if chosen.any():  # an empty line would make room for itself
             axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
-    if curve:
-        x, loss, sd = curve  # lower is better in a search
-        mean = loss if results.lower_is_better else -loss
-        axes.plot(x, mean, color=color, linestyle=style.linestyle)
-        if band:
-            axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
     if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
         axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)

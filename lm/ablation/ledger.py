@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import filelock
 import pandas as pd
 from scipy.special import zeta
 
-from lm.ablation.record import BASE, FILE, REPORTED, AblationRecord, question_of, read_record
+from lm.ablation.record import BASE, FILE, REPORTED, AblationRecord, design_of, question_of, read_record
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
@@ -84,15 +85,15 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
     The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni). A verdict that
     was seen, or the same pairs under another analysis, such as without looks, make no p smaller.
     """
-    contrasts = results.contrasts.set_index(["arm", "budget"])
+    contrasts = {(contrast.arm, contrast.budget): contrast for contrast in results.contrasts}
     outcomes = []
     for line in _lines(plan):
-        contrast = contrasts.loc[(line["arm"], line["budget"])]
-        if min(contrast["ended"].values()) < contrast["n_planned"]:
+        contrast = contrasts[line["arm"], line["budget"]]
+        if min(contrast.ended.values()) < contrast.n_planned:
             continue
-        numbers = (contrast["mean_difference"], min(contrast["p"] * ALPHA / contrast["alpha"], 1.0))
-        shown = ["" if pd.isna(value) else repr(float(value)) for value in numbers]
-        outcome = (str(contrast["n_seeds"]), contrast["verdict"], *shown)
+        numbers = (contrast.mean_difference, contrast.p and min(contrast.p * ALPHA / contrast.alpha, 1.0))
+        shown = ["" if value is None else repr(float(value)) for value in numbers]
+        outcome = (str(contrast.n_seeds), contrast.verdict, *shown)
         outcomes.append(line | {"event": ENDED} | dict(zip(OUTCOME, outcome, strict=True)))
     with _locked(path):
         rows = read_ledger(path)
@@ -106,28 +107,19 @@ def record_ended(path: Path, plan: "Plan", results: Results) -> None:
         _write(path, rows)
 
 
-def folders_of(path: Path) -> set[Path]:
-    """Of the ablations of a series."""
-    return {Path(row["folder"]).resolve() for row in read_ledger(path)}
-
-
 def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
     """The standard deviation of a difference, by the pairs of an ablation or of the last one of its metric that ended.
 
     Beside it, the folder of the pairs; None if there are none.
     """
-    for ablation in chain([results], _ended(path)):
-        sds = ablation.contrasts["sd"].dropna()
-        if ablation.record.metric == results.record.metric and len(sds):
-            return float(sds.median()), str(ablation.folder)
+    ended = dict.fromkeys(row["folder"] for row in reversed(read_ledger(path)) if row["event"] == ENDED)
+    for folder in (None, *ended):
+        with suppress(UserError):  # of one that is gone or damaged
+            ablation = results if folder is None else read_results(Path(folder))
+            sds = [contrast.sd for contrast in ablation.contrasts if contrast.sd is not None]
+            if ablation.record.metric == results.record.metric and sds:
+                return median(sds), str(ablation.folder)
     return None
-
-
-def _ended(path: Path) -> Iterator[Results]:
-    """The ablations that have ended, the latest first, but for those that are gone or damaged."""
-    for folder in dict.fromkeys(row["folder"] for row in reversed(read_ledger(path)) if row["event"] == ENDED):
-        with suppress(UserError):
-            yield read_results(Path(folder))
 
 
 def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
@@ -281,9 +273,9 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
 
 def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
     """Seeds that are unused, also with the offsets of the arms."""
-    designs = [{"seeds": record.seeds, "tune": asdict(record.tune)}, *record.designs_seen]
+    designs = [design_of(record), *record.designs_seen]
     offsets = {0, *record.seed_offsets.values()}
-    seen = {seed for design in designs for seed in (*design["seeds"], *design.get("tune", {}).get("seeds", []))}
+    seen = {seed for design in designs for seed in (*design["seeds"], *design["tune"]["seeds"])}
     taken = used | {seed + offset for seed in seen for offset in offsets}
     for seed in FRESH:
         own = {seed + offset for offset in offsets}

@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +12,6 @@ from urllib.parse import quote
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.ablation.contrasts import decimals
 from lm.ablation.figures import draw_forest
 from lm.ablation.report import results_frame
 from lm.ablation.results import Results, read_results
@@ -65,32 +67,33 @@ def write_overview(path: Path) -> dict[Path, Results]:
 
 def _comparable(results: Results) -> Iterator[Row]:
     """The primary comparisons of losses, or all where none is primary, that have a pair of runs; equal runs once."""
-    shown, folder, weaknesses = results.asked(), results.folder, report_warnings(results)
-    shown = shown[(shown["family"] != "interaction") & (shown["n_seeds"] > 0) & results.lower_is_better]
+    folder, weaknesses = results.folder, report_warnings(results)
+    shown = [row for row in results.asked() if row.family != "interaction" and row.n_seeds and results.lower_is_better]
     report = next((name for name in ("report.html", "report.md") if (folder / name).exists()), None)
-    for contrast in shown.itertuples():
+    for contrast in shown:
         runs = results.done_of(contrast.arm, contrast.budget)
         bits = runs["val_bpb"].mean() / runs[results.record.metric].mean()  # the same for arms of one tokenizer
-        numbers = (contrast.mean_difference, contrast.ci_low, contrast.ci_high)
-        in_bits = {"differences": [value * bits for value in contrast.differences]}
-        in_bits |= zip(("mean_difference", "ci_low", "ci_high"), (float(x) * bits for x in numbers), strict=True)
-        yield contrast._asdict() | {
+        ends = (contrast.mean_difference, contrast.ci_low, contrast.ci_high)
+        mean, low, high = (None if value is None else value * bits for value in ends)
+        in_bits = replace(contrast, mean_difference=mean, ci_low=low, ci_high=high, primary=False)
+        in_bits.differences = [value * bits for value in contrast.differences]
+        yield vars(contrast) | {
             # the same in every ablation, also where the runs serve further budgets
             "comparison": f"{contrast.name}, at equal {BUDGET_NAMES[contrast.budget]}",
             "ablation": folder.name,
             "address": f"{quote(os.fsencode(folder.name))}/{report}" if report else None,
             "unit": results.unit,
             "ci": results.ci,
-            "digits": decimals(contrast.equivalence_margin),
+            "digits": contrast.digits,
             "in_bits": in_bits,
             "weakened": weakening(contrast, weaknesses),
         }
 
 
 def forest(rows: list[Row]) -> Figure | None:
-    look = {"color": INK, "primary": False, "equivalence_margin": 10.0 ** (2 - DIGITS)}
-    shown = [row | row["in_bits"] | look | {"heading": row["comparison"], "label": row["ablation"]} for row in rows]
-    return draw_forest(pd.DataFrame(shown), 0, "difference, bits per byte (left is better)")
+    by_comparison = groupby(rows, itemgetter("comparison"))  # those of one are together
+    groups = {name: [(row["ablation"], INK, row["in_bits"]) for row in own] for name, own in by_comparison}
+    return draw_forest(groups, 0, "difference, bits per byte (left is better)")
 
 
 def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:

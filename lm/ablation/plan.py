@@ -46,6 +46,7 @@ class RunSpec(Run):
 
     run: RunConfig  # its run_dir is absolute
     identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
+    base: "RunSpec | None" = None  # that it starts from
 
     @property
     def files(self) -> RunFiles:
@@ -58,9 +59,6 @@ class RunSpec(Run):
     @property
     def gpus(self) -> int:
         return int(self.identity["device"] in ("cuda", "gpu"))
-
-    def row(self) -> Run:
-        return Run(**{item.name: getattr(self, item.name) for item in fields(Run)})
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -76,21 +74,20 @@ class Plan:
     specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)  # those that were asked for
 
     def spec(self, purpose: str, arm: Arm, seed: int, budget: str, values: Settings) -> RunSpec:
-        steps, start = arm.steps[budget], dict[str, Any]()
+        steps = arm.steps[budget]
         key = (purpose, arm.name, seed, steps, *values.items())
         if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
             own_seed = seed + self.config.seed_offsets.get(arm.name, 0) if purpose == REPORTED else seed
-            after = None
-            if self.base and purpose != BASE:
-                after = self.spec(BASE, self.base, own_seed, "own", {}).run_dir
-                start = {"init_from": str(self.reader.folder / after)}
+            base = self.spec(BASE, self.base, own_seed, "own", {}) if self.base and purpose != BASE else None
+            after = base and base.run_dir
+            start = {"init_from": str(self.reader.folder / after)} if after else {}
             run = change(arm.run, {**values, "trainer.max_steps": steps, "seed": own_seed, "max_tokens": None, **start})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
             name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
             run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"
             run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
             about: dict[str, Any] = {"seed": seed, "steps": steps, "values": values, "after": after, "run_dir": run_dir}
-            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity)
+            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity, base=base)
         return self.specs[key]
 
     def reported(self, seeds: Sequence[int], tuned: Tuned, arms: Sequence[str]) -> list[RunSpec]:
@@ -116,10 +113,6 @@ class Plan:
         settings = self.arms[name].settings
         return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
 
-    def seconds(self, run: Run) -> float:
-        """What a run takes, as measured on this machine."""
-        return (self.base if self.base and run.purpose == BASE else self.arms[run.arm]).seconds(run.steps)
-
     def is_missing(self, run: Run) -> bool:
         """Whether it has no result yet. A diverged one has: it would diverge again."""
         return self.reader.outcome(run.run_dir).status in ("missing", "failed")
@@ -141,9 +134,7 @@ def next_runs(plan: Plan) -> Step:
     trials, tuned, n_trials = _search(plan)
     seeds, stopped, up_to_look = _looks(plan, trials, tuned)
     asked = [*trials, *_of_seeds(plan, tuned, len(seeds), stopped)]
-    bases = {
-        run.after: plan.spec(BASE, plan.base, int(run.run.seed), "own", {}) for run in asked if plan.base and run.after
-    }
+    bases = {run.after: run.base for run in asked if run.base}
     absent = {name: base for name, base in bases.items() if not (base.files.run_dir / "result.json").exists()}
     missing, ready = ([run for run in runs if plan.is_missing(run)] for runs in (asked, [*trials, *up_to_look]))
     needed, first = ({run.after: absent[run.after] for run in runs if run.after in absent} for runs in (missing, ready))
@@ -159,11 +150,14 @@ def next_runs(plan: Plan) -> Step:
 
 def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     """The least and the greatest duration of what is missing, on so many workers as the plan has."""
+    arms = plan.arms | ({BASE: plan.base} if plan.base else {})
     untuned = [plan.arms[name] for name in step.record.untuned()]
     trials = [arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in untuned]
     mean = sum(trials) / len(trials) if trials else 0.0
     is_open = {arm.name for arm in untuned}
-    decided = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open)
+    decided = sum(
+        arms[run.arm].seconds(run.steps) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open
+    )
     least, most = ((decided + mean * n) / plan.record.workers for n in step.n_trials)
     return least, most
 
@@ -200,8 +194,13 @@ def _changed(before: ArmRecord, now: ArmRecord) -> str:
 
 
 def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int], stopped: list[str]) -> AblationRecord:
-    arms = {name: arm.record(*tuned.get(name, ({}, {}))) for name, arm in plan.arms.items()}
-    rows = sorted((run.row() for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))
+    def part(kind: type, whole: Any) -> Any:
+        return kind(**{item.name: getattr(whole, item.name) for item in fields(kind)})
+
+    arms = {name: part(ArmRecord, arm) for name, arm in plan.arms.items()}
+    for name, (settings, centre) in tuned.items():
+        arms[name] = replace(arms[name], tuned=settings, centre=centre)
+    rows = sorted((part(Run, run) for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))
     return replace(plan.record, seeds=seeds, stopped=stopped, arms=arms, runs=rows)
 
 
@@ -299,19 +298,14 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         failed = {run.arm for run, own in zip(runs, status, strict=True) if own == "failed"}
         record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
         if n == config.futility:
-            means = results_of(record, plan.reader).contrasts.query("family != 'interaction'").set_index("arm")
-            mean = means["mean_difference"] * (1 if METRICS[config.metric][0] else -1)
-            alone = [arm for arm, diverged in means["diverged"].items() if {*diverged} == {arm}]
-            behind = (mean >= 0) | (mean.isna() & mean.index.isin(alone))  # else it is unknown
+            ahead = {row.arm for row in results_of(record, plan.reader).contrasts if not row.is_behind}
             whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
             kept = before.arms if before.ended and before.futility == n else ()
-            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else behind[[arm]].all())]
+            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else arm not in ahead)]
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:
-            contrasts = results_of(record, plan.reader).contrasts
-            asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
-            verdicts = contrasts["verdict"][asked & (contrasts["undecided_by"] != "futility")]
-            if len(verdicts) and not (verdicts == "undecided").any():
+            asked = [row for row in results_of(record, plan.reader).asked() if row.undecided_by != "futility"]
+            if asked and all(row.verdict != "undecided" for row in asked):
                 return config.seeds[:n], stopped, runs
     return config.seeds, stopped, runs
 

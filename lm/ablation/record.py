@@ -23,9 +23,11 @@ from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_result
 
 FILE, LOCK = RECORD, ".lock"
-DESIGN = (  # what decides a verdict beside the arms and their runs
-    *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
-    *("minutes", "match_parameters", "seed_offsets", "tune", "common", "base"),
+# what decides a verdict beside the arms and their runs
+DESIGN = (
+    *(item.name for item in fields(Question) if item.name not in ("name", "question", "metric")),
+    "common",
+    "base",
 )
 EARLIER = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
 BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
@@ -51,21 +53,21 @@ class Run:
 class ArmRecord:
     """An arm as it was planned."""
 
-    overrides: list[str]  # of train.py, as typed
-    settings: dict[str, Any]  # of a run, with dotted keys
+    overrides: list[str] = field(default_factory=list)  # of train.py, as typed
+    settings: dict[str, Any] = field(default_factory=dict)  # of a run, with dotted keys
     matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
     tuned: dict[str, float] = field(default_factory=dict)  # chosen hyperparameters; empty until they are
     centre: dict[str, float] = field(default_factory=dict)  # where the search that they come from began
-    n_params: int
-    flops_per_token: int  # forward and backward
-    tokens_per_step: int
+    n_params: int = 0  # as all numbers of an arm of which only its values are known
+    flops_per_token: int = 0  # forward and backward
+    tokens_per_step: int = 0
     seconds_per_step: float = 0.0  # with its share of validations, as measured when it was planned
-    steps: dict[str, int]  # by budget; "own" is what its configuration says
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
+    steps: dict[str, int] = field(default_factory=dict)  # by budget; "own" is what its configuration says
+    vocab_size: int = 0
+    train_tokens: int = 0
+    val_tokens: int = 0
     copied: float = 0.0  # share of a validation text of its own that stands in the training text
-    identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
+    identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision
 
     def __post_init__(self) -> None:  # the record is published with the report
         self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
@@ -139,7 +141,11 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
-            record: AblationRecord = build(AblationRecord, of_today(read_json(folder / FILE)))
+            content = read_json(folder / FILE)
+            analyses = content.pop("analyses", [])  # the seeds of earlier designs, of which nothing else was kept
+            record: AblationRecord = build(AblationRecord, of_today(content))
+            seen = [seeds for seeds in analyses if len(seeds) > 1 and seeds != record.seeds]
+            record.designs_seen += [design_of(record) | {"seeds": seeds} for seeds in seen]
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
@@ -148,21 +154,11 @@ def read_record(folder: Path) -> AblationRecord:
 def of_today(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a record, which an earlier version may have written, with the keys that there are now.
 
-    Some keys mean nothing any more; pairs were `contrasts`, trials had a list of their own, and of earlier designs the
-    seeds alone were kept.
+    Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
     """
     for key in EARLIER:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    designs, analyses = content.setdefault("designs_seen", []), content.pop("analyses", [])
-    for seeds in analyses:
-        if len(seeds) < 2 or seeds in [content["seeds"], *(design["seeds"] for design in designs)]:
-            continue
-        design = {"arms": {name: arm["overrides"] for name, arm in content["arms"].items()}}
-        design |= {key: content[key] for key in DESIGN if key in content}
-        designs.append(design | {"seeds": seeds} | ({} if "pairs" in content else {"contrasts": {}}))
-    for design in designs:
-        design.setdefault("minutes", content.get("minutes"))
     if "pairs" in content:
         return content
     arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]
@@ -285,12 +281,11 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
             raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation
-    now = {"name": question.name, "metric": question.metric, "overrides": without_secrets(config.overrides)}
+    now = {"name": question.name, "metric": question.metric, "overrides": normalised(without_secrets(config.overrides))}
+    before = {"name": record.name, "metric": record.metric, "overrides": normalised(record.overrides)}
     for key, value in now.items():
-        before = getattr(record, key)
-        is_same = normalised(before) == normalised(value) if key == "overrides" else before == value
-        if not is_same:
-            difference = f"{key} is {before} there, {value} now"
+        if value != before[key]:
+            difference = f"{key} is {before[key]} there, {value} now"
             raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record
 

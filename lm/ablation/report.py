@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.ablation import figures
-from lm.ablation.contrasts import digits_of, percent
+from lm.ablation.contrasts import percent
 from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, is_locked
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
@@ -25,24 +25,19 @@ from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakenin
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import key_of
 from lm.report.figures import as_svg, inline
-from lm.report.pages import render
+from lm.report.pages import render, signed
 from lm.system.files import remove_partial, write_text
-from lm.system.terminal import duration
+from lm.system.terminal import duration, format_table, printable
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "learning": "Learning curves of all arms, and their differences from the baseline",
-    "tuning": "Search trials over each hyperparameter, with the fitted curves",
+    "tuning": "Search trials over each hyperparameter",
 }
 METRIC_NAMES = {
     "val_loss": "validation loss, nats per token",
     "val_bpb": "validation loss, bits per byte",
     "val_top1": "next-token accuracy on the validation text",
-}
-HELD_EQUAL = {
-    "tokens": "training tokens",
-    "flops": "training FLOPs (within 2 %)",
-    "time": "training time (planned from steps of each arm measured in turns)",
 }
 SCHEMA_VERSION = 1  # of report.json
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
@@ -61,7 +56,8 @@ def write_report(results: Results) -> None:
     context = summary(results, _basis(results), report_warnings(results))
     write_pages(folder, drawn, context, _details(results), report_json(results))
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
-        write_text(folder / "curves.csv", curves_csv(results))
+        curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
+        write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
     write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
 
 
@@ -84,25 +80,24 @@ def write_pages(
 
 
 def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Weakness]) -> dict[str, Any]:
-    record, comparisons = results.record, results.comparisons
-    answers = results.asked().itertuples()
+    record, comparisons, alpha = results.record, results.comparisons, results.contrasts[0].alpha
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
         "refresh": running and not record.ended and is_locked(results.folder),  # else nobody writes the page again
-        "digits": max(map(digits_of, comparisons.to_dict("records"))),
+        "digits": max(row.digits for row in comparisons),
         "unit": results.unit,
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": results.ci,
         "several_budgets": len(record.budgets) > 1,
-        "answers": [(row.statement, row.verdict, weakening(row, warnings)) for row in answers],
+        "answers": [(row.statement, row.verdict, weakening(row, warnings)) for row in results.asked()],
         "basis": [*basis],
         "warnings": warnings,
-        "comparisons": comparisons.to_dict("records"),
-        "interactions": (comparisons["family"] == "interaction").any(),
-        "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
-        "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
+        "comparisons": comparisons,
+        "interactions": any(row.family == "interaction" for row in comparisons),
+        "inner_ci": percent(1 - 2 * alpha),
+        "alpha": f"{alpha:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": METRIC_NAMES.get(record.metric, "value"),
     }
@@ -115,14 +110,14 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(results)}"
     yield from facts_of_metric(results)
-    yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
+    yield "held equal", ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuned(results)
-    noise = results.contrasts["tuning_sd"].fillna(0.0)
-    if noise.any():
-        sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (noise[noise > 0].min(), noise.max())))
-        where = "" if noise.all() else ", where there are enough trials,"
+    noise = [row.tuning_sd for row in results.contrasts]
+    if any(noise):
+        sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (min(filter(None, noise)), max(noise))))
+        where = "" if all(noise) else ", where there are enough trials,"
         yield "intervals", f"cover the seeds and{where} the noise of tuning (standard deviation {sizes})"
     else:
         yield "intervals", "cover the seeds only"
@@ -212,17 +207,18 @@ def _arms(results: Results) -> Iterator[dict[str, Any]]:
 def _final(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each arm and budget, those of the same runs once."""
     for name, arm in results.record.arms.items():
-        for budget, words in results.distinct_budgets([name]).items():
-            runs = results.done_of(name, budget)
+        for steps in dict.fromkeys(arm.steps[budget] for budget in results.record.budgets):
+            budgets = [budget for budget in results.record.budgets if arm.steps[budget] == steps]
+            runs = results.done_of(name, budgets[0])
             kept = runs[runs["has_folder"].astype(bool)]
             yield {
                 "arm": name,
-                "budget": words,
+                "budget": " and ".join(BUDGET_NAMES[budget] for budget in budgets),
                 "scores": [(runs[column].mean(), runs[column].std()) for column in METRIC_NAMES],
                 "seeds": f"{len(runs)} of {len(results.record.seeds_of(name))}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
-                "steps": arm.steps[budget],
-                "tokens": arm.steps[budget] * arm.tokens_per_step,
+                "steps": steps,
+                "tokens": steps * arm.tokens_per_step,
                 "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
             }
 
@@ -251,6 +247,34 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "computing time", f"reported runs {spent[0]}; search trials {spent[1]}"
 
 
+# --- for the terminal
+
+
+def result_table(results: Results) -> str:
+    """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
+    lines = [*(row.statement for row in results.asked()), *filter(None, [results.stopped_early()])]
+    lines += [*map(str, report_warnings(results))]
+    reported = results.reported().drop_duplicates("run_dir")
+    lost = reported[reported["status"].isin(["failed", "diverged"])]
+    lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
+    counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
+    page = results.folder / "report.html"
+    lines = [comparison_table(results), "", *lines, "", f"{counts}; {page if page.exists() else results.folder}"]
+    return printable("\n".join(lines))
+
+
+def comparison_table(results: Results) -> str:
+    """A line for each comparison."""
+    head = ("arm", "baseline", "at equal", "seeds", "difference", results.ci, "verdict")
+    rows = [head]
+    for row in results.comparisons:
+        numbers = (row.mean_difference, row.ci_low, row.ci_high)
+        mean, low, high = ("" if x is None else signed(x, row.digits) for x in numbers)
+        ends = f"{low} to {high}" if low else ""
+        rows += [(row.arm, row.baseline, str(row.budgets), str(row.n_seeds), mean, ends, row.verdict)]
+    return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
+
+
 # --- for programs: results.csv, curves.csv and report.json
 
 
@@ -266,25 +290,18 @@ def results_frame(results: Results) -> pd.DataFrame:
     return frame.reindex(columns=[*ROW, *(key for key in results.hyperparameters() if key in frame), *where])
 
 
-def curves_csv(results: Results) -> str:
-    """What each run but the trials scored during its training."""
-    curves = results.curves.drop_duplicates(["run_dir", "step"])
-    return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
-
-
 def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
     """What the values alone say."""
     record, contrasts = results.record, results.contrasts
-    interactions = contrasts["family"] == "interaction"
     reported = results.reported().drop_duplicates("run_dir")
     with_error = reported[reported["error"].fillna("") != ""]
     return {
         "schema_version": SCHEMA_VERSION,
         "question": record.question,
-        "verdict": [*results.asked()["statement"]],
-        "contrasts": contrasts[~interactions].to_dict("records"),
+        "verdict": [row.statement for row in results.asked()],
+        "contrasts": [row.row() for row in contrasts if row.family != "interaction"],
         "interactions": [
-            {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
+            {"name": row.arm, "formula": row.baseline} | row.row() for row in contrasts if row.family == "interaction"
         ],
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],

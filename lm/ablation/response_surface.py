@@ -122,8 +122,7 @@ class Surface:
     low: Array  # (k,) the range of the trials that it is fitted to
     high: Array
     gap: Array  # (2, k) factors from that range down and up to the nearest trial that diverged; infinite: none did
-    best_loss: float  # of these trials; the coefficients are of the excess over it
-    mean: Array  # (1 + 3k,) coefficients of `polynomial_features`
+    mean: Array  # (1 + 3k,) coefficients of `polynomial_features`, of the excess over the best loss of these trials
     root: Array  # (1 + 3k, 1 + 3k), the lower triangular root of their covariance
 
     def _grid(self, j: int, below: float, above: float) -> tuple[Array, Array]:
@@ -167,14 +166,6 @@ class Surface:
         derivatives = POWERS * point[:, None] ** (POWERS - 1)  # (k, 3) of x, x² and x³
         return np.asarray((derivatives * self.mean[1:].reshape(3, -1).T).sum(1))
 
-    def profile(self, point: Array, j: int, extrapolation: float = 0.25) -> tuple[Array, Array, Array]:
-        """Along hyperparameter j through a point: a grid of coordinates, the expected loss, its standard deviation."""
-        grid, _ = self._grid(j, extrapolation, extrapolation)
-        x = np.tile(point, (len(grid), 1))
-        x[:, j] = grid
-        features = polynomial_features(x, 3)
-        return grid, self.best_loss + features @ self.mean, np.linalg.norm(features @ self.root, axis=1)
-
 
 def fit(x: Array, y: Array, noise: float | None = None) -> Surface:
     """The surface of an arm. `noise` is the standard deviation of a trial, by default that of the residuals."""
@@ -196,7 +187,7 @@ def fit(x: Array, y: Array, noise: float | None = None) -> Surface:
     upper = np.linalg.cholesky(inverse[::-1, ::-1])[::-1, ::-1]
     root = np.linalg.inv(upper).T
     mean = root @ (root.T @ (features.T @ (y - y.min()) / noise**2 + precision * prior))
-    return Surface(x.min(0), x.max(0), gap, float(y.min()), mean, root)
+    return Surface(x.min(0), x.max(0), gap, mean, root)
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,7 +6,7 @@ a run without a folder is read from results.csv, and its curve from curves.csv. 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.contrasts import ENDED, compare, level_of, percent
+from lm.ablation.contrasts import ENDED, FAMILIES, Contrast, compare, level_of, percent
 from lm.ablation.record import (
     BASE,
     REPORTED,
@@ -29,7 +29,7 @@ from lm.ablation.record import (
 )
 from lm.ablation.response_surface import Regret
 from lm.ablation.tuning import TunedArm, failed_searches, regrets
-from lm.config.ablation import BUDGET_NAMES, METRICS
+from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.system.files import read_csv
 from lm.system.terminal import to_override_value
@@ -53,14 +53,13 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
-    "versions": object,
     **dict.fromkeys(("purpose", "budget", "after"), str),
     **dict.fromkeys(("planned_steps", "trial", "search"), int),
     "score": float,  # of a trial
 }
 SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # columns of curves.csv, from metrics.csv
-DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
+DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean"}
 
 
 class RunReader:
@@ -92,7 +91,7 @@ class RunReader:
                 result["torch"] = result["versions"]["torch"]
         place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
-            **{key: result.get(key) for key in (*RESULT, "versions")},
+            **{key: result.get(key) for key in RESULT},
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
@@ -195,43 +194,20 @@ class Results:
         return failed_searches(self.tuned_arms, self.record.equivalence_margin)
 
     @cached_property
-    def contrasts(self) -> pd.DataFrame:
-        """A row for each comparison, interactions included: see `compare`."""
+    def contrasts(self) -> list[Contrast]:
+        """Each comparison under each budget, interactions included: see `compare`."""
         return compare(self.record, self.runs, self.regrets, self.failed_searches)
 
     @cached_property
-    def comparisons(self) -> pd.DataFrame:
-        """The contrasts, those of the same runs once, with further columns for a reader.
+    def comparisons(self) -> list[Contrast]:
+        """Those of the same runs once."""
+        return [contrast for contrast in self.contrasts if contrast.budgets is not None]
 
-        `budgets`: what is held equal, in words ("tokens and FLOPs"); `at_equal`: the same after a name, empty where
-        there is one budget; `name`: both arms, or the name of an interaction; `is_asked`: it answers the question, as
-        the primary comparisons do (all, where none is primary), and interactions; `statement`: the verdict in words.
-        """
-        several = len(self.record.budgets) > 1
-        served = [self.distinct_budgets(ended) for ended in self.contrasts["ended"]]
-        budgets = [names.get(budget) for names, budget in zip(served, self.contrasts["budget"], strict=True)]
-        shown = self.contrasts.assign(budgets=budgets)[pd.notna(budgets)]
-        is_interaction, is_primary = shown["family"] == "interaction", shown["family"] == "primary"
-        return shown.assign(
-            at_equal=" at equal " + shown["budgets"] if several else "",
-            name=shown["arm"].where(is_interaction, shown["arm"] + " - " + shown["baseline"]),
-            is_asked=is_interaction | is_primary | (not is_primary.any()),
-            statement="At equal " + shown["budgets"] + ", " + shown["sentence"] if several else shown["sentence"],
-        )
-
-    def asked(self) -> pd.DataFrame:
-        """The comparisons that answer the question, and interactions."""
-        return self.comparisons[self.comparisons["is_asked"]]
-
-    def distinct_budgets(self, arms: Iterable[str]) -> dict[str, str]:
-        """Budgets under which arms do not have the runs of an earlier one, with the names of all that these serve."""
-        runs = self.reported()
-        runs = runs[runs["arm"].isin([*arms])]
-        budgets: dict[frozenset[str], list[str]] = {}
-        for budget in self.record.budgets:
-            run_dirs = frozenset(runs["run_dir"][runs["budget"] == budget])
-            budgets.setdefault(run_dirs or frozenset([budget]), []).append(budget)
-        return {same[0]: " and ".join(BUDGET_NAMES[budget] for budget in same) for same in budgets.values()}
+    def asked(self) -> list[Contrast]:
+        """The comparisons that answer the question, the primary ones (all, where none is), and interactions."""
+        has_primary = any(contrast.primary for contrast in self.comparisons)
+        families = ("primary", "interaction") if has_primary else FAMILIES
+        return [contrast for contrast in self.comparisons if contrast.family in families]
 
     @property
     def lower_is_better(self) -> bool:
@@ -340,7 +316,7 @@ def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, An
     """Those of earlier calls with which there was a verdict to see: when it ended, or in a report on the way."""
     seen, design = before.designs_seen, design_of(before)
     is_shown = before.ended or (not seen and (reader.folder / "report.html").exists())
-    if not is_shown or design in seen or not (results_of(before, reader).contrasts.n_seeds > 1).any():
+    if not is_shown or design in seen or all(row.n_seeds < 2 for row in results_of(before, reader).contrasts):
         return seen
     return [*seen, design]
 

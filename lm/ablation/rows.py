@@ -7,6 +7,7 @@ that makes no pair are left out.
 import csv
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ import pandas as pd
 
 from lm.ablation import figures
 from lm.ablation.record import FILE, AblationRecord, ArmRecord
-from lm.ablation.report import facts_of_metric, plain, summary, verdict_json, write_pages
+from lm.ablation.report import comparison_table, facts_of_metric, plain, summary, verdict_json, write_pages
 from lm.ablation.results import Results, RunReader, frame
-from lm.ablation.tables import comparison_table
 from lm.ablation.warnings import Weakness, run_warnings
 from lm.config.checks import UserError, error_prefix, reading, require, require_seed
 from lm.report.figures import as_svg, shorten
@@ -26,9 +26,7 @@ from lm.system.terminal import printable
 
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
 RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose", "budget"), str) | {"is_own_failure": bool}
-COSTS = ("n_params", "flops_per_token", "tokens_per_step", "vocab_size", "train_tokens", "val_tokens")
 TOO_LARGE = 1e150  # the squares of differences are added
-UNKNOWN: dict[str, Any] = {"overrides": [], "settings": {}, "steps": {}, "identity": {}, **dict.fromkeys(COSTS, 0)}
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -99,7 +97,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     record = AblationRecord(
         name="rows",
         question=f"Which is better, {' or '.join(arms)}?",
-        arms={arm: ArmRecord(**UNKNOWN) for arm in arms},
+        arms={arm: ArmRecord() for arm in arms},
         baseline=baseline,
         pairs={arm: baseline for arm in arms if arm != baseline},
         primary=[arm for arm in arms if arm != baseline],
@@ -121,29 +119,26 @@ def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
 
 
-def rows_warnings(results: Results) -> list[Weakness]:
+def rows_warnings(results: Results) -> Iterator[Weakness]:
     """Which rows are left out, and what weakens a verdict of so few seeds or of runs that diverged."""
     alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
-    weaknesses = [Weakness(summary, "They are left out.")] if names else []
-    contrasts = results.contrasts[~results.contrasts["diverged"].astype(bool)]  # else the sentence has the counts
-    fewer = contrasts[contrasts["n_seeds"] < contrasts["n_planned"]].itertuples()
+    yield from [Weakness(summary, "They are left out.")] * bool(names)
+    fewer = [row for row in results.contrasts if row.n_seeds < row.n_planned and not row.diverged]  # else it is said
     if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
-        weaknesses += [
-            Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
-        ]
-    return [*weaknesses, *run_warnings(results)]
+        yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
+    yield from run_warnings(results)
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    sentences = [*results.asked()["statement"], *map(str, rows_warnings(results))]
+    sentences = [*(row.statement for row in results.asked()), *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *sentences, *written]))
 
 
 def rows_json(results: Results) -> dict[str, Any]:
-    return dict(plain(verdict_json(results, rows_warnings(results))))
+    return dict(plain(verdict_json(results, [*rows_warnings(results)])))
 
 
 def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
@@ -152,6 +147,6 @@ def write_rows_report(results: Results, folder: Path, path: Path, command: str) 
     require(not is_used, f"output_dir={folder}", "a folder that holds no ablation and no run")
     folder.mkdir(parents=True, exist_ok=True)
     seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
-    context = summary(results, [seeds, *facts_of_metric(results)], rows_warnings(results))
+    context = summary(results, [seeds, *facts_of_metric(results)], [*rows_warnings(results)])
     details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
     write_pages(folder, {"forest": as_svg(figures.forest, results)}, context, details, rows_json(results))

@@ -209,7 +209,7 @@ def _compare(
         wins=wins,
         sd=sd,
         tuning_sd=math.sqrt(tuning.variance) if tuning else 0.0,
-        df=df,
+        df=float(df),
         ci_low=ends[0],
         ci_high=ends[1],
         p=p if is_test else None,

@@ -202,24 +202,15 @@ class TunedArm:
         """Whether any trial has not diverged."""
         return bool(np.isfinite(self.y).any())
 
-    def is_interior(self, finite: bool = False) -> dict[str, bool | None]:
-        """For each hyperparameter, whether values on both sides were tried, or trained (`finite`).
-
-        None where only one was, or none trains.
-        """
+    def is_interior(self) -> dict[str, bool | None]:
+        """For each hyperparameter, whether values on both sides were tried. None where only one was, or none trains."""
         if not self.trains():
             return dict.fromkeys(self.settings)
-        x = self.x[np.isfinite(self.y)] if finite else self.x
-        ranges = zip(self.settings, self.point, x.min(0), x.max(0), strict=True)
+        ranges = zip(self.settings, self.point, self.x.min(0), self.x.max(0), strict=True)
         return {name: bool(low < at < high) if low < high else None for name, at, low, high in ranges}
 
     def at_edge(self) -> list[str]:
         return [name for name, inside in self.is_interior().items() if inside is False]
-
-    def beside_divergence(self) -> list[str]:
-        """Hyperparameters of which all values to one side of the settings diverged, if any were tried."""
-        trained = self.is_interior(finite=True)
-        return [name for name, tried in self.is_interior().items() if tried and not trained[name]]
 
     def moved(self) -> list[str]:
         """Hyperparameters in which the last search ended away from where it began."""
@@ -270,9 +261,8 @@ def tune(
         numbers = {search.key_of(point): i for i, search in enumerate(searches) for point in search.losses}
         tried[name] = [(arm.named(key), number) for key, number in numbers.items()]
         if not missing:
-            trials = [(arm.named(last.key_of(point)), loss) for point, loss in last.losses.items()]
-            settings, centre = (arm.named(key) for key in (last.key(last.optimum()), last.centre))
-            tuned[name] = TunedArm.of(settings, centre, trials, config.factor)
+            optimum = last.optimum()
+            tuned[name] = TunedArm(arm.named(last.key(optimum)), arm.named(last.centre), *last.arrays(), optimum)
     return TuningState(missing, tried, tuned)
 
 
@@ -334,17 +324,3 @@ def failed_searches(arms: Mapping[str, TunedArm], margin: float) -> dict[str, st
         elif no_effect_p(arm.x, arm.y, learning_rates(arm.settings), noise, df) > ALPHA:
             failed[name] = "flat"
     return failed
-
-
-def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, tuple[Array, Array, Array]]]:
-    """By arm and hyperparameter, for a figure: its values (G,), the expected loss, and the standard deviation of that.
-
-    The other hyperparameters are at the arm's settings. An arm is left out where too few trials finished.
-    """
-    by_arm: dict[str, dict[str, tuple[Array, Array, Array]]] = {}
-    for name, surface in _surfaces(arms)[0].items():
-        arm, by_arm[name] = arms[name], {}
-        for j, (key, centre) in enumerate(arm.centre.items()):
-            grid, mean, sd = surface.profile(arm.point, j)
-            by_arm[name][key] = centre * factor**grid, mean, sd
-    return by_arm

@@ -5,11 +5,11 @@ A weakness is found as the arms and comparisons that have it, each with its word
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from lm.ablation.contrasts import decimals
+from lm.ablation.contrasts import Contrast, decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.ablation.statistics import are_equal, interval
@@ -41,9 +41,9 @@ def report_warnings(results: Results) -> list[Weakness]:
     return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
-def weakening(row: Any, weaknesses: Iterable[Weakness]) -> list[str]:
-    """What weakens the answer of one comparison, a row of `Results.comparisons`, in a few words each."""
-    own = {row.name + row.at_equal, *row.ended}
+def weakening(contrast: Contrast, weaknesses: Iterable[Weakness]) -> list[str]:
+    """What weakens the answer of one comparison, in a few words each."""
+    own = {contrast.title, *contrast.ended}
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
@@ -71,13 +71,12 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     elif n < MIN_SEEDS:
         yield Weakness(f"There are only {n} seeds.", ROUGH)
     asked = results.asked()
-    few = asked[asked["n_seeds"].between(2, min(n, MIN_SEEDS) - 1)]  # of which runs have failed, or have no pair
-    pairs = ((row.name + row.at_equal, f"{row.name}{row.at_equal}: {row.n_seeds}") for row in few.itertuples())
+    few = [row for row in asked if 2 <= row.n_seeds < min(n, MIN_SEEDS)]  # of which runs have failed, or have no pair
+    pairs = ((row.title, f"{row.title}: {row.n_seeds}") for row in few)
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
-    equal = asked[(asked["n_seeds"] > 1) & are_equal(asked["sd"], asked["mean_difference"])]
-    names = [row.name + row.at_equal for row in equal.itertuples()]
+    equal = [row.title for row in asked if row.n_seeds > 1 and are_equal(row.sd or 0.0, row.mean_difference or 0.0)]
     detail = "Seeds that change nothing are no sample: see that they reach the runs."
-    yield from _about("Differences are equal on all seeds", zip(names, names, strict=True), detail)
+    yield from _about("Differences are equal on all seeds", zip(equal, equal, strict=True), detail)
     if untuned := ", ".join(record.untuned()):
         yield Weakness(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
 
@@ -132,11 +131,6 @@ def _of_tuning(results: Results) -> Iterator[Weakness]:
         _named({name: arm.at_edge() for name, arm in arms.items()}),
         "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
         "verdict that this could undo; where it is flat, begin elsewhere.",
-    )
-    yield from _about(
-        "The best value lies beside divergence",
-        _named({name: arm.beside_divergence() for name, arm in arms.items()}),
-        "A better one may lie between it and the value that diverged; the interval counts that.",
     )
     yield from _about(
         "The last search still moved by more than a quarter factor",
@@ -222,10 +216,10 @@ def _short_search(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
 def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:
     """Comparisons of tuned arms whose regret is not known."""
-    shown, searched = results.comparisons, {*results.trials["arm"]}
-    for row in shown[(shown["n_seeds"] > 0) & ~shown["is_tuning_counted"]].itertuples():
-        if row.ended.keys() <= searched:
-            yield row.name + row.at_equal, row.name + row.at_equal
+    searched = {*results.trials["arm"]}
+    for row in results.comparisons:
+        if row.n_seeds and not row.is_tuning_counted and row.ended.keys() <= searched:
+            yield row.title, row.title
 
 
 def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
@@ -233,16 +227,16 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
 
     A hint: the midpoint of a run is not the result of a run of half the length, for its learning rate is still high.
     """
-    margin, shown = results.record.equivalence_margin, results.asked()
-    digits = decimals(margin)
-    shown = shown[shown["verdict"].isin(["better", "worse"]) & (shown["family"] != "interaction")]
-    for row in shown[shown["budget"] == results.record.budgets[0]].itertuples():
+    margin, digits = results.record.equivalence_margin, decimals(results.record.equivalence_margin)
+    called = [row for row in results.asked() if row.verdict in ("better", "worse") and row.family != "interaction"]
+    for row in (row for row in called if row.budget == results.record.budgets[0]):
         half, end = _halfway(results, row.arm, row.baseline)
         low, high = interval([*(end - half)]) or (0, 0)
-        shrinks = low > 0 if row.mean_difference < 0 else high < 0
-        if shrinks and margin <= abs(row.mean_difference) < margin + abs((end - half).mean()):
-            name = row.name + row.at_equal
-            yield name, f"{name} ({signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end)"
+        mean = row.mean_difference or 0.0
+        shrinks = low > 0 if mean < 0 else high < 0
+        if shrinks and margin <= abs(mean) < margin + abs((end - half).mean()):
+            words = f"{signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end"
+            yield row.title, f"{row.title} ({words})"
 
 
 def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.Series]:
@@ -277,8 +271,7 @@ def _rising(results: Results) -> Iterator[tuple[str, str]]:
 def _mixed_pairs(results: Results) -> list[tuple[str, str]]:
     """Pairs whose two runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
-    contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
-    for row in contrasts.itertuples():
+    for row in (row for row in results.contrasts if row.family != "interaction"):
         first, second = (results.done_of(name, row.budget) for name in (row.arm, row.baseline))
         pairs = first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
         for key, name in CONDITIONS.items():

@@ -20,8 +20,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from lm.ablation import warm_up
 from lm.ablation.compose import compose_arms, compose_base
-from lm.ablation.processes import warm_up
 from lm.cli import command_line, this_command
 from lm.cli.compare import QuestionFile, arm, choose, question_of, read_question, write_question
 from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
@@ -56,13 +56,12 @@ def program(config: DictConfig) -> None:
     tell()
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
-    from lm.ablation.ablate import ablate
+    from lm.ablation.ablate import ablate, plan_json, plan_table
     from lm.ablation.ledger import sd_of_pairs
     from lm.ablation.plan import Plan, Step
     from lm.ablation.record import default_dir
     from lm.ablation.report import report_json
     from lm.ablation.results import Results
-    from lm.ablation.tables import plan_json, plan_table
     from lm.cli.report import print_results, verdict_code
 
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr

@@ -117,8 +117,8 @@ def judge(
 def _comparison(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Comparison:
     done, metric = results.done, results.record.metric
     rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
-    answer = results.asked().iloc[0]
-    return Comparison(answer["verdict"], answer["statement"], contrasts, folder, rows)
+    answer = results.asked()[0]
+    return Comparison(answer.verdict, answer.statement, contrasts, folder, rows)
 
 
 def question_of(

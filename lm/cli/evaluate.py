@@ -58,9 +58,9 @@ def score(config: EvaluateConfig) -> int:
     for title, rows in detail_tables(scores, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        from lm.report.figures import plot_scores  # matplotlib takes a second, and few ask for a figure
+        from lm.report.figures import draw_scores, save  # matplotlib takes a second, and few ask for a figure
 
-        plot_scores(scores, Path(config.plot))
+        save(lambda: draw_scores(scores), Path(config.plot))
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
     return max(map(handle_exception, failed), default=0)
 

@@ -91,8 +91,7 @@ def _judge(config: ReportConfig) -> int:
 
 def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
-    from lm.ablation.report import report_json
-    from lm.ablation.tables import result_table
+    from lm.ablation.report import report_json, result_table
 
     print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
 
@@ -102,7 +101,7 @@ def verdict_code(results: "Results") -> int:
 
     Raises UserError if there are several comparisons.
     """
-    contrasts = results.asked().query("family != 'interaction'")
+    contrasts = [contrast for contrast in results.asked() if contrast.family != "interaction"]
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
-    return VERDICT_CODES[contrasts["verdict"].iloc[0]] if results.is_whole() else 1
+    return VERDICT_CODES[contrasts[0].verdict] if results.is_whole() else 1

@@ -171,7 +171,7 @@ def described_ablation(folder: Path) -> dict[str, Any]:
         left += [f"still tuned: {', '.join(untuned)}"]
     return {
         "question": record.question,
-        "answers": results.asked()[["verdict", "statement"]].to_dict("records"),
+        "answers": [{"verdict": row.verdict, "statement": row.statement} for row in results.asked()],
         "left": "; ".join(left),
         "warnings": [warning.summary for warning in report_warnings(results)],
     }

@@ -147,12 +147,8 @@ def axis_limits(
 # --- scores
 
 
-def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
-    """Write both panels, with a line for each run and text, as the SVG or PNG that the name of the file says."""
-    save(lambda: _draw(scores), path)
-
-
-def _draw(scores: list[dict[str, Any]]) -> Figure:
+def draw_scores(scores: list[dict[str, Any]]) -> Figure:
+    """Both panels, with a line for each run and text."""
     figure, (above, below) = panels(2, 2.6, 0.4)
     above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
     for score, name, style in zip(scores, _names(scores), line_styles(range(len(scores))).values(), strict=True):

@@ -13,13 +13,12 @@ import pytest
 from conftest import WHOLE_RESULT
 
 from lm.ablation import arms
-from lm.ablation.ablate import ablate
+from lm.ablation.ablate import ablate, plan_table
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Ending, Executor
 from lm.ablation.plan import Plan, RunSpec, Step
 from lm.ablation.record import REPORTED, Failure, read_record
 from lm.ablation.results import Results
-from lm.ablation.tables import plan_table
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
 from lm.model import Transformer, size
@@ -120,7 +119,7 @@ COUNTED: dict[str, int] = {}
 
 
 def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are timed in one round, and the FLOPs of models that are alike are counted once."""
+    """A step of each arm is timed once, and the FLOPs of models that are alike are counted once."""
 
     def count(net: Transformer, device: str) -> int:
         model = repr((net.config, net.head_config, net.vocab_size, net.seq_len))
@@ -130,8 +129,7 @@ def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     count_flops = size._count_flops
     monkeypatch.setattr(size, "_count_flops", count)
-    monkeypatch.setattr(arms, "MIN_ROUNDS", 1)
-    monkeypatch.setattr(arms, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(arms, "ROUNDS", 1)
 
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
