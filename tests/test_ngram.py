@@ -127,14 +127,15 @@ def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, mo
 
 
 MINUTES, STEPS = {"max_minutes": 0.005}, {"max_steps": 700}
+SMOOTHED = {"ngram_smoothing": 0.5, "loss_temperature": 0.7}
 SMALL = ModelConfig(n_layers=1, d_model=4, n_heads=1, d_ff=4)
 ADVICE = [  # changes of a run, and words of its line
     ({"tokenizer": TokenizerConfig(vocab_size=300)}, ["the run was short", "trainer.max_steps="]),
     (STEPS | {"tokenizer": TokenizerConfig(vocab_size=300)}, ["too often", "experiment=chars_10k"]),
     (MINUTES, ["short", "max_minutes="]),
     (STEPS, ["read 11.6 times", "trainer.max_steps=243"]),
-    (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["read 11.6 times", "loss_temperature=0.75"]),
-    (STEPS | {"model": replace(SMALL, dropout=0.3), "loss_temperature": 0.7}, ["too sure", "loss_temperature=0.6"]),
+    (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["read 11.6 times", "ngram_smoothing=0.5"]),
+    (STEPS | SMOOTHED | {"model": replace(SMALL, dropout=0.3)}, ["too sure", "loss_temperature=0.6"]),
     ({"max_steps": 300, "model": SMALL}, ["small", "model.d_model=8"]),
 ]
 

@@ -24,7 +24,7 @@ from lm.config import (
 )
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
-from lm.training.progress import log_epochs
+from lm.training.progress import log_start
 from lm.training.resolve import build_model, forecast
 from lm.training.train import train
 from tests.helpers.models import equal, weights
@@ -180,6 +180,7 @@ def test_a_run_says_how_often_its_text_is_read(tmp_path: Path, caplog: pytest.Lo
         (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
         run = overfitting_run(tmp_path / "text.txt", tmp_path / "run")
         run = replace(run, model=replace(run.model, dropout=dropout))
-        log_epochs(run, prepare(run.data, run.tokenizer))
-        assert f"will be read {times} times" in caplog.messages[-1]
-        assert ("learned by heart: see docs/own-text.md" in caplog.messages[-1]) == (times > 10 and not dropout)
+        log_start(run, prepare(run.data, run.tokenizer), tmp_path / "run", 9_999, 0)
+        (line,) = (message for message in caplog.messages[-2:] if "9,999 parameters" in message)
+        assert f"which read the text of {n_bytes + 1:,} tokens {times} times" in line
+        assert ("learned by heart: see docs/own-text.md" in line) == (times > 10 and not dropout)

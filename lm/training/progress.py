@@ -10,11 +10,13 @@ import math
 import re
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from tqdm import tqdm
 
 from lm.config import RunConfig, UserError
@@ -24,8 +26,8 @@ from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
-from lm.system.terminal import is_first_process, printable
-from lm.training.resolve import least_bytes
+from lm.system.terminal import duration, is_first_process, printable
+from lm.training.resolve import TIMED_STEPS, least_bytes
 from lm.training.run_directory import read_samples
 from lm.training.state import State
 
@@ -65,8 +67,31 @@ def report(run: RunConfig, data: TextData, state: State, row: dict[str, float]) 
             text = f"{prompt}→{generate(state.eval_net, data.tokenizer, prompt, NEW_TOKENS)}"
             width = shutil.get_terminal_size((100, 24)).columns - 3
             lines.append("  " + printable(text).replace("\n", "\\n")[:width])
+    _write_line("\n".join(lines))
+
+
+class Clock:
+    """Says how long a run will take, by its first steps here but for the very first one, which takes longer."""
+
+    def __init__(self, run: RunConfig, state: State) -> None:
+        self.run, self.begin, self.started = run, state.step, 0.0
+
+    def after_step(self, state: State, loss: Tensor) -> None:
+        made = state.step - self.begin
+        if made not in (1, 1 + TIMED_STEPS) or state.step == self.run.steps:
+            return
+        loss.item()  # a GPU works behind what is asked of it until a number is read
+        if made == 1:
+            self.started = time.perf_counter()
+            return
+        seconds = (time.perf_counter() - self.started) / TIMED_STEPS
+        left = duration((self.run.steps - state.step) * seconds)
+        _write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
+
+
+def _write_line(text: str) -> None:
     with suppress(OSError):  # the terminal may have been closed
-        tqdm.write("\n".join(lines), sys.stderr)
+        tqdm.write(text, sys.stderr)
 
 
 # --- what is said of the text: before the loop, and after it
@@ -74,23 +99,18 @@ def report(run: RunConfig, data: TextData, state: State, row: dict[str, float]) 
 
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect, or less than it seems."""
+    epochs = run.steps * run.tokens_per_step / len(data.train)
+    too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
+    readings = f"{run.steps:,} steps, which read the text of {len(data.train):,} tokens {epochs:.1f} times"
     memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
-    log.info("%s: %s parameters, %s, %s steps", folder, f"{n_params:,}", memory, f"{run.steps:,}")
+    log.info("%s: %s parameters, %s, %s%s", folder, f"{n_params:,}", memory, readings, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
-    log_epochs(run, data)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-
-
-def log_epochs(run: RunConfig, data: TextData) -> None:
-    """Say how often the text will be read."""
-    epochs = run.steps * run.tokens_per_step / len(data.train)
-    too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
-    advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
-    log.info("the training text of %s tokens will be read %.1f times%s", f"{len(data.train):,}", epochs, advice)
 
 
 def log_end(run: RunConfig, data: TextData, state: State) -> None:
@@ -120,8 +140,9 @@ def _likely_cause(run: RunConfig, data: TextData, result: dict[str, Any]) -> tup
     if is_other and epochs > GOOD_EPOCHS and recipe != "none":
         return often, f"experiment={recipe}"
     if epochs > MANY_EPOCHS and run.model.dropout:  # with which a text may be read often
-        lower = 0.75 if run.loss_temperature == 1 else max(run.loss_temperature - 0.1, 0.2)
-        return f"read {epochs:.1f} times, it makes a model too sure of itself", f"loss_temperature={lower:.2g}"
+        lower = f"loss_temperature={max(run.loss_temperature - 0.1, 0.2):.2g}"
+        setting = lower if run.ngram_smoothing else "ngram_smoothing=0.5"
+        return f"read {epochs:.1f} times, it makes a model too sure of itself", setting
     if epochs > MANY_EPOCHS:
         return often, _length(run, GOOD_EPOCHS * n_text, tokens)
     larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"

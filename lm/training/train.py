@@ -35,6 +35,7 @@ from lm.training.metrics import MetricsFile, build_result, log_result, size_of, 
 from lm.training.optim import LossOf, build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
 from lm.training.progress import (
+    Clock,
     append_samples,
     cut_samples,
     log_baseline,
@@ -237,6 +238,7 @@ def fit(
     if samples_file:
         cut_samples(samples_file, state.step)
     started = time.perf_counter() - state.seconds  # as if one process made all steps
+    speaks, clock = first and run.trainer.enable_progress_bar, Clock(run, state)
     with training_bar(run, state) as bar:
         while state.ended_by is None:
             lr, loss, norm = train_step(fabric, model, state, run, stream, diagnostics)
@@ -245,6 +247,8 @@ def fit(
                 state.ended_by = "steps"
             if bar.update(run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
                 bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+            if speaks:
+                clock.after_step(state, loss)
             if diagnostics:
                 diagnostics.after_step(norm)
 
@@ -265,7 +269,7 @@ def fit(
             state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
             if first and (logs or validates) and not state.ended_by:
                 log_row(files[0], loggers, step, row)
-            if validates and first and run.trainer.enable_progress_bar:
+            if validates and speaks:
                 report(run, data, state, row)
             if validates and samples_file:
                 append_samples(samples_file, state, run, data)
