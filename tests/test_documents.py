@@ -23,7 +23,7 @@ from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
-from lm.training.optim import HAS_CHUNKED, LOSSES, plain
+from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of

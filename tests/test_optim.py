@@ -18,18 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lm import Transformer
 from lm.config import DataConfig, HeadConfig, OptimConfig, RunConfig
 from lm.system.device import has_native_bf16
-from lm.training.optim import (
-    HAS_CHUNKED,
-    LOSSES,
-    Muon,
-    build_optimizer,
-    chunked,
-    lr_factor,
-    orthogonalise,
-    parameter_groups,
-    plain,
-    step_flops,
-)
+from lm.training.loss import HAS_CHUNKED, LOSSES, chunked, plain
+from lm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups, step_flops
 from lm.training.resolve import build_model
 from tests.helpers.models import build, gradients, random_tokens
 from tests.helpers.runs import MUON

@@ -20,7 +20,7 @@ from torch import Tensor
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
 from lm.data.tokens import prepare
 from lm.system.device import cores, count_threads, has_native_bf16
-from lm.training.optim import HAS_CHUNKED, build_loss
+from lm.training.loss import HAS_CHUNKED, build_loss
 from lm.training.resolve import build_model, least_bytes, resolve
 from lm.training.train import train
 from tests.helpers.runs import MUON, change, short_run

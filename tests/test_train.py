@@ -33,7 +33,7 @@ from lm.data.tokens import TextData, prepare
 from lm.inference.generate import decode
 from lm.model.transformer import Transformer
 from lm.system.files import read_yaml
-from lm.training.optim import HAS_CHUNKED
+from lm.training.loss import HAS_CHUNKED
 from lm.training.progress import is_copied, validation_prompts
 from lm.training.resolve import LONG_FLOPS
 from lm.training.train import train

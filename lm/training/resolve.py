@@ -23,7 +23,8 @@ from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, busy, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
-from lm.training.optim import LossOf, build_optimizer, resolve_loss
+from lm.training.loss import LossOf, resolve_loss
+from lm.training.optim import build_optimizer
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.state import checkpoints, step_of
 

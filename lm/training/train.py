@@ -31,8 +31,9 @@ from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights
+from lm.training.loss import LossOf
 from lm.training.metrics import MetricsFile, build_result, log_result, size_of, trackers, validation_metrics
-from lm.training.optim import LossOf, build_optimizer, lr_factor
+from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
 from lm.training.progress import (
     Clock,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lm.config import ModelConfig
-from lm.training.optim import HAS_CHUNKED
+from lm.training.loss import HAS_CHUNKED
 
 from .measure import Measurement, compare
 from .models import DEFAULT, Shape, step

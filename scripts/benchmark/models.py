@@ -21,7 +21,8 @@ from lm.data.tokenizer import byte_tokenizer
 from lm.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import fast_attention
-from lm.training.optim import build_loss, build_optimizer, resolve_loss
+from lm.training.loss import build_loss, resolve_loss
+from lm.training.optim import build_optimizer
 
 Batch = tuple[Tensor, Tensor]  # token ids (B, T), targets (B, T)
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a batch, a scalar

@@ -1,0 +1,89 @@
+"""The training loss: the mean cross-entropy of the next tokens, in nats.
+
+Both implementations compute the same value and gradients. They differ in memory and time.
+
+A model that reads its text many times becomes overconfident: its loss on other text is lowest if its logits are divided
+by more than 1 (Guo et al., 2017). In training they are divided by the temperature. If that is below 1, the model's own
+logits come out smaller (Agarwala et al., 2020). Scores are of these. With ngram_smoothing a target is no id but shares
+of the vocabulary: the token that follows has most of them, and what an n-gram model expects the rest.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.config import RunConfig, UserError
+from lm.model.head import HEADS
+from lm.model.transformer import Transformer
+from lm.system.device import is_mixed
+
+Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets (B, T) to a scalar
+
+HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
+CHUNK_ROWS = 512  # rows of logits in memory at a time
+# The vocabulary size from which chunked is faster on a CPU, by precision (`benchmark.py only=[loss]`).
+CHUNKED_FROM_VOCAB_SIZE = {"fp32": 2048, "bf16": 8192}
+cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softmax
+
+
+def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """All logits (B, T, V) at once."""
+    logits = net(tokens) if temperature == 1 else net(tokens) / temperature
+    logits = logits.flatten(0, 1)  # (B*T, V)
+    loss: Tensor = cross_entropy(logits, targets.flatten(0, 1))  # of tokens (B*T,), or of shares of tokens (B*T, V)
+    return loss
+
+
+def chunked(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """Chunked linear cross-entropy: the logits of CHUNK_ROWS rows at a time and their gradient, never (B, T, V).
+
+    This matmul runs in the precision of the weights, under autocast too.
+    """
+    x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)  # (B, T, D), (V, D)
+    x = x if temperature == 1 else x / temperature  # as the logits, which are linear in it
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS)
+    return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
+
+
+LOSSES = {"plain": plain, "chunked": chunked}
+
+
+def resolve_loss(run: RunConfig, vocab_size: int) -> str:
+    """The key of LOSSES for the setting `loss` of a run with a device and a precision; auto is the faster one.
+
+    Raises UserError if chunked is impossible.
+    """
+    is_linear = HEADS[run.head.kind].is_linear()
+    if run.loss == "chunked" and not HAS_CHUNKED:
+        raise UserError(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
+    if run.loss == "chunked" and not is_linear:
+        raise UserError(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
+    if run.loss == "chunked" and run.ngram_smoothing:
+        raise UserError("loss=chunked: takes one token as a target; with ngram_smoothing use loss=plain")
+    if run.loss != "auto":
+        return run.loss
+    limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]
+    faster = HAS_CHUNKED and run.trainer.accelerator == "cpu" and vocab_size >= limit and not run.compile
+    return "chunked" if faster and is_linear and not run.ngram_smoothing else "plain"
+
+
+def build_loss(run: RunConfig) -> Loss:
+    """The loss of a resolved run, compiled by torch if run.compile."""
+    loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
+    if run.compile:
+        torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
+    return torch.compile(loss) if run.compile else loss
+
+
+class LossOf(nn.Module):
+    """A model with its loss: what Fabric moves to a device, runs in a precision and wraps for several processes."""
+
+    def __init__(self, net: Transformer, run: RunConfig) -> None:
+        super().__init__()
+        self.net, self.loss = net, build_loss(run)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.net, tokens, targets)  # of (B, T) each
