@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -16,6 +17,7 @@ from conftest import small_disk
 from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import (
+    STALE_SECONDS,
     atomic_file,
     read_csv,
     read_json,
@@ -56,15 +58,18 @@ def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(t
     process = PROCESSES.Process(target=write_and_die, args=(tmp_path,))
     process.start()
     process.join()
+    for name, age in (("young", 0), ("old", 2 * STALE_SECONDS)):
+        (tmp_path / f".partial-anothermachine-1-{name}").touch()
+        os.utime(tmp_path / f".partial-anothermachine-1-{name}", (0, time.time() - age))
     (left,) = tmp_path.glob(".partial-*-killed")
     with atomic_file(tmp_path / "report.md") as file:
         assert not left.exists()
         file.write(b"whole")
         with atomic_file(tmp_path / "other.md"):
-            assert len([*tmp_path.glob(".partial-*")]) == 2
-            remove_partial(tmp_path)
+            assert len([*tmp_path.glob(".partial-*")]) == 4
+        remove_partial(tmp_path)
     assert (tmp_path / "report.md").read_text() == "whole"
-    assert sorted(os.listdir(tmp_path)) == ["other.md", "report.md"]
+    assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-anothermachine-1-young"]
 
 
 def test_an_error_names_the_file_whatever_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

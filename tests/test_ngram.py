@@ -108,6 +108,9 @@ def test_a_target_is_shared_with_what_the_model_of_tokens_expects() -> None:
     at = plain.windows(range(6, 8))[:, 1:]
     assert shares.gather(2, targets[..., None])[..., 0].numpy() == pytest.approx(0.75 + 0.25 * p[at], rel=1e-5)
     assert shares.sum(2).numpy() == pytest.approx(1, rel=1e-5)
+    padded = ExpectedTokens(codes, 256, ORDER, n_rows=300)(places[:9])  # of a model with more rows than tokens
+    np.testing.assert_array_equal(padded[:, :256], expected(places[:9]))
+    assert not padded[:, 256:].any()
 
 
 def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

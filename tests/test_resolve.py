@@ -136,8 +136,11 @@ def test_auto_chooses_the_faster_loss() -> None:
         (10**5, {"compile": True}, "plain"),
         (10**5, {"loss": "plain"}, "plain"),
         (257, {"loss": "chunked"}, "chunked"),
+        (8192, {"ngram_smoothing": 0.5}, "plain"),
     ):
         assert resolve(change(CPU, **{"precision": "32-true", **changes}), vocab_size).loss == loss
+    with pytest.raises(UserError, match="loss=chunked"):
+        resolve(change(CPU, loss="chunked", ngram_smoothing=0.5), 257)
 
 
 @pytest.mark.parametrize(

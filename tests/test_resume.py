@@ -50,13 +50,13 @@ KILL, TERM = signal.SIGKILL, signal.SIGTERM
 MIDTRAINING = HeadConfig(
     name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
 )
-UNTIED, UNTYING = "untied, AdamW, diagnostics, samples", "untied in mid-training, AdamW"
+UNTIED, UNTYING = "untied, AdamW, diagnostics, samples", "untied in mid-training, AdamW, smoothed targets"
 DOCUMENTS = "tied, Muon, bf16, documents in a new order in each epoch"
 COMPILED = "untied in mid-training, compiled, average of the weights, documents apart"
 BEST = "untied in mid-training, Muon, best model of an average of the weights, ends by patience"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     UNTIED: {"diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.85, "prompts": ["def "]},
-    UNTYING: {"head": MIDTRAINING, "prompts": ["def "]},
+    UNTYING: {"head": MIDTRAINING, "prompts": ["def "], "ngram_smoothing": 0.5},
     DOCUMENTS: {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
     COMPILED: {"head": MIDTRAINING, "optim": replace(MUON, ema=0.5), "compile": True},
     BEST: {

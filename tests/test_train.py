@@ -34,8 +34,8 @@ from lm.inference.generate import decode
 from lm.model.transformer import Transformer
 from lm.system.files import read_yaml
 from lm.training.loss import HAS_CHUNKED
-from lm.training.progress import is_copied, validation_prompts
 from lm.training.resolve import LONG_FLOPS
+from lm.training.samples import is_copied, validation_prompts
 from lm.training.train import train
 from tests.helpers.runs import change, checkpoints, compiles, losses, result, rows, short_run
 
@@ -104,7 +104,7 @@ def test_validations_and_samples(finished: Finished, tmp_path: Path, capsys: pyt
     run = change(run, run_dir=str(tmp_path), prompts=["def f"], validation=validation, enable_progress_bar=True)
     folder, scores = train(run)
     printed = capsys.readouterr().err
-    assert printed.count(" of 20: train/loss ") == 3
+    assert (printed.count(" of 20: train/loss "), printed.count(" to go, ")) == (3, 1)
     assert losses(folder) == losses(finished[1]), "which had neither"
     *before, last = rows(folder)
     columns = ("val_loss", "val_bpb", "val_top1", "val_tokens")

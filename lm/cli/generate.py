@@ -62,7 +62,7 @@ def run(args: list[str]) -> None:
 def _with_words(args: list[str]) -> list[str]:
     """The settings, with the run and the prompt that words give: folders, and all other words. Raises UserError."""
     words, settings = split_words(args, GenerateConfig)
-    runs = [*filter(is_folder, words)]
+    runs = [word for word in words if os.path.isdir(word) or ("/" in word and is_folder(word))]  # "*" is a prompt
     prompt = [word for word in words if word not in runs]
     if len(prompt) == 1 and os.path.isfile(prompt[0]):
         meant = " or ".join(shlex.quote(f"{key}={prompt[0]}") for key in ("prompt_file", "prompt"))

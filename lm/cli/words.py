@@ -136,8 +136,8 @@ def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]
 
 
 def is_folder(word: str) -> bool:
-    """Whether a word is a folder, or a glob with a slash, unlike most prompts, that matches some."""
-    return os.path.isdir(word) or ("/" in word and glob.has_magic(word) and bool(glob.glob(f"{word}/")))
+    """Whether a word is a folder, or a glob that matches some."""
+    return os.path.isdir(word) or (glob.has_magic(word) and bool(glob.glob(f"{word}/")))
 
 
 def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "run_dir") -> list[str]:

@@ -174,7 +174,13 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
 def columns_of(file: Path, kind: str) -> list[str]:
     """The columns of strings of a local table, that of most letters in the first row first. Raises UserError."""
     with reading_from(str(file), kind):
-        first: Any = next(READERS[kind](file, None), None)
+        if kind == "parquet":
+            from pyarrow.parquet import read_schema
+
+            with open_file(file, seekable=True) as content:
+                first: Any = {field.name: "" for field in read_schema(content) if "string" in str(field.type)}
+        else:
+            first = next(READERS[kind](file, None), None)
     cells = first.items() if isinstance(first, dict) else ()
     texts = {key: value or "" for key, value in cells if value is None or isinstance(value, str)}
     if not texts:

@@ -253,17 +253,18 @@ def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAF
     It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
     string. With None, each document is one string.
     """
-    held, first = "", True
+    held, searched, first = "", 0, True
     for block, last in blocks:
         held += block
         begin = 0
-        while cut and (match := cut.search(held, begin + CHUNK)):
+        while cut and (match := cut.search(held, max(begin + CHUNK, searched))):
             yield held[begin : match.start()], first
             begin, first = match.start(), False
         held = held[begin:]
+        searched = len(held)
         if last:
             yield held, first
-            held, first = "", True
+            held, searched, first = "", 0, True
 
 
 def sample(part: Part) -> Iterator[str]:

@@ -87,7 +87,7 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
         architecture = next(row for row in ARCHITECTURES if row.name == settings.architecture)
         net.load_state_dict(_our_weights(net, model.state_dict(), architecture), assign=True)
     ends = model.generation_config.eos_token_id  # a chat model may end its turn by another token than a text
-    _read_chat(folder, tokenizer, {*(ends if isinstance(ends, list) else [ends])} - {None})
+    _read_published_chat(folder, tokenizer, {*(ends if isinstance(ends, list) else [ends])} - {None})
     return net.eval(), tokenizer
 
 
@@ -189,7 +189,7 @@ def _eos_name(names: dict[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _read_chat(folder: Path, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
+def _read_published_chat(folder: Path, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
     """Give the tokenizer what the folder says; `ends` are the ids at which its model stops. Raises UserError."""
     names = _names(folder)
     eos_token = _eos_name(names)

@@ -38,7 +38,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
             raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     if config.source != "hub":
         config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
-    if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.W_OK):  # made elsewhere, or by another
+    if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return config, tokenizer, hashes
 

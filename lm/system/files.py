@@ -7,7 +7,10 @@ import hashlib
 import io
 import json
 import os
+import platform
+import time
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,16 +18,19 @@ from typing import IO, Any
 
 import yaml
 
+HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+STALE_SECONDS = 3600.0  # without a change to a temporary file of another machine
+
 
 @contextmanager
 def temporary_file(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
     """A file beside `path` and its temporary name, at which it is deleted at the end unless it has been renamed.
 
-    It is locked, by which another process sees whether it is still needed: those beside it that killed processes left
-    are deleted first.
+    It is locked, by which another process sees whether it is still needed: those beside it that killed processes of
+    this machine left are deleted first.
     """
-    _remove_unlocked(path.parent.glob(".partial-*"))
-    temporary = path.with_name(f".partial-{uuid.uuid4().hex[:12]}-{path.name[:100]}")
+    _remove_unlocked(path.parent.glob(f".partial-{HOST}-*"))
+    temporary = path.with_name(f".partial-{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
     try:
         while True:
             with open(temporary, "xb") as file:
@@ -68,7 +74,10 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the temporary files of killed processes, whose locks the kernel has taken away."""
+    """Delete the temporary files of killed processes, whose locks the kernel has taken away.
+
+    Locks of other machines may not be seen, so theirs are told by their age.
+    """
     _remove_unlocked(folder.rglob(".partial-*"))
 
 
@@ -76,7 +85,8 @@ def _remove_unlocked(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process holds it
-            path.unlink()
+            if path.name.startswith(f".partial-{HOST}-") or time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,8 +4,8 @@ Both implementations compute the same value and gradients. They differ in memory
 
 A model that reads its text many times becomes overconfident: its loss on other text is lowest if its logits are divided
 by more than 1 (Guo et al., 2017). In training they are divided by the temperature. If that is below 1, the model's own
-logits come out smaller (Agarwala et al., 2020). Scores are of these. With ngram_smoothing a target is no id but shares
-of the vocabulary: the token that follows has most of them, and what an n-gram model expects the rest.
+logits come out smaller (Agarwala et al., 2020). Scores are of these. With ngram_smoothing a target is no id but
+shares of all tokens: 1 - ngram_smoothing of the one that follows, and the rest as an n-gram model expects.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from lm.model.head import HEADS
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
 
-Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets (B, T) to a scalar
+Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets to a scalar
 
 HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 CHUNK_ROWS = 512  # rows of logits in memory at a time
@@ -86,4 +86,4 @@ class LossOf(nn.Module):
         self.net, self.loss = net, build_loss(run)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.net, tokens, targets)  # of (B, T) each
+        return self.loss(self.net, tokens, targets)  # ids (B, T), and ids or shares of tokens (B, T, V)

@@ -1,13 +1,7 @@
-"""What a run says while it trains and at its end: a bar, lines about its losses and its text, and samples.
+"""What a run says on standard error: a progress bar with lines about losses and time, and of what use its text is."""
 
-A sample continues one of the user's prompts, or one of three places in the validation text: greedily, and drawn with a
-fixed seed.
-"""
-
-import json
 import logging
 import math
-import re
 import shutil
 import sys
 import time
@@ -15,34 +9,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
 from lm.config import RunConfig, UserError
 from lm.config.data import recipe_of
-from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
-from lm.model.transformer import Transformer
-from lm.system.files import write_text
 from lm.system.terminal import duration, is_first_process, printable
+from lm.training.optim import lr_factor
 from lm.training.resolve import TIMED_STEPS, least_bytes
-from lm.training.run_directory import read_samples
+from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
+MIN_PEAK_LR_FACTOR = 0.8  # of optim.lr, which a run reaches unless its warm-up is too long
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
-
-NEW_TOKENS = 48  # of a continuation
-SHOWN = 300  # characters of the first one of a finished run, about: enough to read
-COPIED = 80  # characters in a row that a text may share with the training text by chance
-COPIED_FROM = 5_000_000  # bytes of the training text that are searched
-STRETCH = 1024  # tokens of validation text in which a prompt is looked for
-PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +42,7 @@ def training_bar(run: RunConfig, state: State) -> Any:
     return tqdm(desc="training", total=total, initial=done, **options)
 
 
-def report(run: RunConfig, data: TextData, state: State, row: dict[str, float]) -> None:
+def log_validation(run: RunConfig, data: TextData, state: State, row: dict[str, float]) -> None:
     """Write a line with the losses of a validation, and what the model writes, above the bar if there is one."""
     left = tqdm.format_interval((run.steps - state.step) * state.seconds / state.step)
     losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
@@ -111,6 +96,9 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
+    peak = max(lr_factor(step, run.steps, run.optim) for step in range(0, run.steps, max(1, run.steps // 1000)))
+    if peak < MIN_PEAK_LR_FACTOR:  # the warm-up overlaps the decay
+        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
 
 
 def log_end(run: RunConfig, data: TextData, state: State) -> None:
@@ -154,68 +142,3 @@ def _length(run: RunConfig, n_tokens: int, made: int) -> str:
     if run.max_minutes is not None:
         return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
     return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
-
-
-# --- samples
-
-
-def samples(
-    net: Transformer, data: TextData, prompts: list[str] | None, is_finished: bool = False
-) -> list[dict[str, str]]:
-    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations.
-
-    Those of the first prompt are longer in a run that is finished: about SHOWN characters.
-    """
-    ids = data.val[:STRETCH].tolist() if is_finished else []
-    n_first = max(NEW_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1))
-    rows = list[dict[str, str]]()
-    for seed, prompt in enumerate(validation_prompts(data) if prompts is None else prompts):
-        n = NEW_TOKENS if rows else n_first
-        try:
-            greedy = generate(net, data.tokenizer, prompt, n)
-            drawn = generate(net, data.tokenizer, prompt, n, temperature=SAMPLE_TEMPERATURE, seed=seed)
-            rows.append({"prompt": prompt, "continuation": greedy, "drawn": drawn})
-        except UserError as error:
-            log.warning("no continuation of %r: %s", prompt, error)
-    return rows
-
-
-def is_copied(text: str, data: TextData) -> bool:
-    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
-
-    Ids are compared, as bytes: to decode the training text would take many times as long.
-    """
-    tokenizer, ids, begin = data.tokenizer, data.tokenizer.encode(text), 0
-    searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
-    for end in range(1, len(ids) + 1):
-        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
-            begin += 1  # the shortest stretch that ends here
-        is_long = len(tokenizer.decode(ids[begin:end])) > COPIED
-        if is_long and np.array(ids[begin:end], data.train.dtype).tobytes() in searched:
-            return True
-    return False
-
-
-def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
-    """A line of samples.jsonl, for a validation during training; the last samples are in result.json."""
-    line = {"step": state.step, "tokens": state.step * run.tokens_per_step}
-    with open(path, "a") as file:
-        file.write(json.dumps(line | {"samples": samples(state.eval_net, data, run.prompts)}) + "\n")
-
-
-def cut_samples(path: Path, step: int) -> None:
-    """Keep the lines up to a step; those of later ones will be written again."""
-    lines = [json.dumps(row) for row in read_samples(path) if row["step"] <= step]
-    write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def validation_prompts(data: TextData) -> list[str]:
-    """Up to three different prompts of up to 60 characters, from one, two and three quarters of the validation text."""
-    prompts: list[str] = []
-    for quarter in (1, 2, 3):
-        start = len(data.val) * quarter // 4
-        text = data.tokenizer.decode(data.val[start : start + STRETCH].tolist())
-        lines = text.split("\n")[1:] or [text]  # the first line may begin in the middle of a word
-        matches = (PROMPT.search(line) for line in lines)
-        prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
-    return prompts

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lm.config import RunConfig, UserError
@@ -147,7 +148,7 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
         kept += 0 if model.norm == "none" else 2 * model.d_model  # what both norms give
         kept += 2 * model.head_dim * (model.n_heads + model.kv_heads)  # queries, keys, values and attention's result
         kept += FFN_WIDTHS.get(model.ffn, 0) * model.d_ff
-    logits = number * vocab_size if run.loss == "plain" else 0
+    logits = number * vocab_size * (2 if run.ngram_smoothing else 1) if run.loss == "plain" else 0  # and targets
     n_tokens = run.data.batch_size // run.trainer.accumulate_grad_batches * run.data.seq_len
     return parameters + n_tokens * (activation * model.n_layers * kept + logits)
 
@@ -228,13 +229,14 @@ def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> C
     net.head.on_train_step(0.0, net.embed.weight, {})
     loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
     tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
+    targets = F.one_hot(tokens, net.vocab_size).float() if run.ngram_smoothing else tokens
 
     def step() -> float:
         set_threads(run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
             with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
-                value = loss(tokens, tokens)
+                value = loss(tokens, targets)
             value.backward()
         nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
         optimizer.step()

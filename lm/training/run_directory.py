@@ -52,8 +52,10 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises RunLocked if another process holds it. The directory is removed again if nothing was written to it.
+        Raises RunLocked if another process holds it. A directory that this call has made is removed again if nothing
+        was written to it.
         """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         lock = filelock.FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -73,10 +75,11 @@ class RunDirectory:
                 error.add_note(RESUMABLE)
             raise
         finally:
-            if not self.config.exists():  # while it is locked: afterwards it may be that of another process
+            if made and not self.config.exists():  # while it is locked: afterwards it may be that of another process
                 with suppress(OSError):  # it holds other files
                     Path(lock.lock_file).unlink()
-                    self.path.rmdir()
+                    for folder in made:
+                        folder.rmdir()
             lock.release()
 
     def read_config(self) -> dict[str, Any]:
@@ -117,17 +120,20 @@ class RunDirectory:
         before = flat(saved)
         settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
         now = flat(settings)
+        is_other_text, is_asked = False, hashes is None
         if hashes is None:
             rest = described_settings(settings).keys() - deciding_settings(settings)
-            if any(before.get(key) != now[key] for key in rest if key.startswith(("data.", "tokenizer."))):
-                return None
-            text = Path(run.data.path or os.devnull)
-            if text.is_file() and text.stat().st_mtime > self.result.stat().st_mtime:
-                log.warning("%s: is newer than this result, which is of the text as it was", text)
+            of_text = (key for key in rest if key.startswith(("data.", "tokenizer.")))
+            is_other_text = any(before.get(key) != now[key] for key in of_text)
             hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
         by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
         self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
+        if is_other_text:
+            return None
         log.info("%s is finished: nothing to train", self.path)
+        text = Path(run.data.path or os.devnull)
+        if is_asked and text.is_file() and text.stat().st_mtime > self.result.stat().st_mtime:
+            log.warning("%s: is newer than this result, which is of the text as it was", text)
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
         return result

@@ -32,23 +32,14 @@ from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights
 from lm.training.loss import LossOf
-from lm.training.metrics import MetricsFile, build_result, log_result, size_of, trackers, validation_metrics
+from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
-from lm.training.progress import (
-    Clock,
-    append_samples,
-    cut_samples,
-    log_baseline,
-    log_end,
-    log_start,
-    report,
-    samples,
-    shows_bar,
-    training_bar,
-)
+from lm.training.progress import Clock, log_baseline, log_end, log_start, log_validation, shows_bar, training_bar
 from lm.training.resolve import build_model, decide, time_run
+from lm.training.result import build_result, size_of
 from lm.training.run_directory import RunDirectory, default_directory
+from lm.training.samples import append_samples, cut_samples, draw_samples
 from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
@@ -164,6 +155,9 @@ def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingS
     n_micro, seed = run.trainer.accumulate_grad_batches, run.seed
     if run.init_sha256:  # the loaded run may have had this seed: another order than its own
         seed = named_seed(seed, "continued")
+    expected, vocab_size = None, data.tokenizer.vocab_size
+    if run.ngram_smoothing:
+        expected = ExpectedTokens(data.train, vocab_size, n_rows=max(vocab_size, run.model.vocab_rows or 0))
     return TrainingStream(
         data.train,
         seq_len=run.data.seq_len,
@@ -173,7 +167,7 @@ def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingS
         world_size=fabric.world_size,
         overfit_batches=run.data.overfit_batches * n_micro,
         documents=data.documents() if run.data.order == "documents" else None,
-        expected=ExpectedTokens(data.train, data.tokenizer.vocab_size) if run.ngram_smoothing else None,
+        expected=expected,
         smoothing=run.ngram_smoothing,
     )
 
@@ -271,7 +265,7 @@ def fit(
             if first and (logs or validates) and not state.ended_by:
                 log_row(files[0], loggers, step, row)
             if validates and speaks:
-                report(run, data, state, row)
+                log_validation(run, data, state, row)
             if validates and samples_file:
                 append_samples(samples_file, state, run, data)
 
@@ -315,8 +309,8 @@ def finish(
     # the run may have been resumed from its last checkpoint when the row was there
     metrics = MetricsFile(directory.metrics, state.step - 1)
     log_row(metrics, loggers, state.step, state.last_row | validation_metrics(last, data))
-    last_samples = samples(model, data, run.prompts, is_finished=True)
-    result = build_result(run, settings, size, data, state, scores, last_samples)
+    samples = draw_samples(model, data, run.prompts, is_finished=True)
+    result = build_result(run, settings, size, data, state, scores, samples)
     if run.checkpoint.best:
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
