@@ -6,12 +6,11 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import asdict, fields, replace
-from functools import cache, reduce
-from operator import getitem
+from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -22,10 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import build, error_prefix, expanded, reading
+from lm.config.checks import error_prefix, expanded
 from lm.config.identity import PLACES, is_runtime, key_of
-from lm.config.model import CLASSES
-from lm.data.paths import from_above
+from lm.config.model import refuse_foreign_classes
 from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
@@ -183,7 +181,7 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Conf
     """
     with explaining(overrides, kinds_of(schema)):
         if schema is RunConfig:
-            if (run := _load_resumed_config(config, overrides)) is not None:
+            if (run := _continued_run(config, overrides)) is not None:
                 return run  # type: ignore[return-value]
             config = _with_init_from(config, overrides)
         typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))  # refuses what +key added
@@ -222,7 +220,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     store.store("from_loaded", {"defaults": changed})
     config = hydra.compose("from_loaded", list(overrides))
     with error_prefix(f"init_from={path}"):
-        _refuse_foreign_classes(model, map(key_of, overrides))
+        refuse_foreign_classes(model, [key_of(override) for override in overrides])
 
     differing = {f"model.{key}": value for key, value in model.items() if not agrees(key, config.model[key], value)}
     for key, value in tokenizer.items():
@@ -241,18 +239,16 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
-    """The run in run_dir, by its config.yaml, with what is typed; if that is another run, training refuses it.
+def _continued_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+    """The run in run_dir with what is typed; None if there is none to go on from.
 
-    None if the directory holds no run, or one without a checkpoint that would be another. Raises UserError if the name
-    of a run may be mistyped.
+    Raises UserError if the name of a run may be mistyped.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
-    applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
-    others = ["data.source" if key == "data" else key for key in keys if key not in applied]
     if not run_dir:
         return None
     directory = RunDirectory(Path(expanded(run_dir, "run_dir")))
+    others = [key for key in keys if not is_runtime(key) and key not in (*LENGTH, *PLACES)]
     if not directory.path.exists() and {*others} <= {"threads"}:  # it may be mistyped
         names = [path.parent.name for path in directory.path.parent.glob("*/config.yaml")]
         close = difflib.get_close_matches(directory.path.name, names, 1)
@@ -260,39 +256,4 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
             meant = shlex.quote(f"run_dir={directory.path.with_name(close[0])}")
             raise UserError(f"run_dir={run_dir}: no such run; did you mean {meant}? seed=0 beside it starts a new one")
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
-    if not (content := directory.read_config()):
-        return None
-    with reading(directory.config):
-        saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
-        typed: Any = OmegaConf.to_container(config, resolve=True)
-        if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
-            return None
-        is_other = any(_at(saved, key) != _at(typed, key) for key in others)
-        if is_other and not (directory.begun_with() or directory.result.exists()):
-            return None
-        _refuse_foreign_classes(saved["model"], others)
-        if saved["data"]["source"] != "hub":  # whose paths are no files
-            paths = {key: from_above(directory.path, saved["data"][key]) for key in ("path", "val_path")}
-            saved["data"] = saved["data"] | paths
-        for key in sorted([*applied, *others], key=len):  # a group before what it holds
-            group, _, name = key.rpartition(".")
-            _at(saved, group)[name] = _at(typed, key)
-        if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):
-            saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
-        run: RunConfig = build(RunConfig, saved)
-    tokenizer = directory.model / "tokenizer.json"
-    if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
-        run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
-    return run
-
-
-def _at(tree: Any, key: str) -> Any:
-    """The value of a dotted key, or the tree itself."""
-    return reduce(getitem, filter(None, key.split(".")), tree)
-
-
-def _refuse_foreign_classes(model: Mapping[str, Any], typed: Iterable[str]) -> None:
-    """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
-    for key in CLASSES.keys() - {*typed}:
-        if (cls := model[key.removeprefix("model.")]) not in CLASSES[key]:
-            raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
+    return directory.continued(OmegaConf.to_container(config, resolve=True), keys)

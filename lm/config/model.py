@@ -1,7 +1,9 @@
 """The model: its transformer blocks, its LM head, and what its folder says of it."""
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lm.config.checks import UserError, require, require_choice, require_min
 
@@ -128,6 +130,13 @@ def foreign_classes(config: ModelConfig) -> dict[str, str]:
     """The settings that name a class of the user's own, such as model.ffn, with its dotted path."""
     named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
     return {key: path for key, path in named.items() if path not in CLASSES[key]}
+
+
+def refuse_foreign_classes(model: Mapping[str, Any], typed: Collection[str]) -> None:
+    """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
+    for key in CLASSES.keys() - {*typed}:
+        if (cls := model[key.removeprefix("model.")]) not in CLASSES[key]:
+            raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
 
 
 # Settings that only some kinds of head have: each kind needs its own and accepts no others.

@@ -147,7 +147,7 @@ class ExpectedTokens:
             levels.append((context, begin, token, own.astype(np.float32), rest.astype(np.float32)))
         (_, _, token, own, rest), *self.levels = reversed(levels)
         self.unigrams = np.zeros(n_rows or vocab_size, np.float32)
-        self.unigrams[:vocab_size] = rest / np.float32(vocab_size)
+        self.unigrams[:vocab_size] = np.float32(1 / vocab_size) * rest
         self.unigrams[token] += own
 
     def __call__(self, places: np.ndarray) -> np.ndarray:

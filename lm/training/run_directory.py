@@ -3,9 +3,11 @@
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,18 @@ import filelock
 import yaml
 
 from lm.config import RunConfig, UserError
-from lm.config.checks import RESUMABLE, reading, without_secrets
-from lm.config.identity import RESOLVED, deciding_settings, described_settings, differences, flat
+from lm.config.checks import RESUMABLE, build, reading, without_secrets
+from lm.config.identity import (
+    PLACES,
+    RESOLVED,
+    deciding_settings,
+    described_settings,
+    differences,
+    flat,
+    is_runtime,
+)
+from lm.config.model import refuse_foreign_classes
+from lm.data.paths import from_above
 from lm.system.files import read_csv, read_json, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
@@ -81,6 +93,38 @@ class RunDirectory:
                     for folder in made:
                         folder.rmdir()
             lock.release()
+
+    def continued(self, typed: Any, keys: Sequence[str]) -> RunConfig | None:
+        """The run of this directory by its config.yaml, with those of the settings `typed` that `keys` name.
+
+        If that is another run, training refuses it. None if there is none, if no run has such a key, and in a directory
+        without a checkpoint if that would be another.
+        """
+        applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
+        others = ["data.source" if key == "data" else key for key in keys if key not in applied]
+        if not (content := self.read_config()):
+            return None
+        with reading(self.config):
+            saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
+            if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
+                return None
+            is_other = any(_at(saved, key) != _at(typed, key) for key in others)
+            if is_other and not (self.begun_with() or self.result.exists()):
+                return None
+            refuse_foreign_classes(saved["model"], others)
+            if saved["data"]["source"] != "hub":  # whose paths are no files
+                paths = {key: from_above(self.path, saved["data"][key]) for key in ("path", "val_path")}
+                saved["data"] = saved["data"] | paths
+            for key in sorted([*applied, *others], key=len):  # a group before what it holds
+                group, _, name = key.rpartition(".")
+                _at(saved, group)[name] = _at(typed, key)
+            if any(_at(typed, key) is not None for key in applied if key in LENGTH):
+                saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
+            run: RunConfig = build(RunConfig, saved)
+        tokenizer = self.model / "tokenizer.json"
+        if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
+            run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
+        return run
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
@@ -179,3 +223,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             return read_csv(path, whole=False)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _at(tree: Any, key: str) -> Any:
+    """The value of a dotted key, or the tree itself."""
+    return reduce(getitem, filter(None, key.split(".")), tree)
