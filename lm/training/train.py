@@ -82,10 +82,10 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
             run = replace(run, max_minutes=None, trainer=trainer)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
-        return directory.path, directory.read_result() or _fit(run, directory, settings, data)
+        return directory.path, directory.read_result() or _train_locked(run, directory, settings, data)
 
 
-def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
+def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
     first = is_first_process(run.trainer.world_size)
     settings = without_verbs(asdict(run)) | {"run_dir": str(directory.path), "init_record": None} | settings
