@@ -62,7 +62,7 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
     if run.loss == "chunked" and not is_linear:
         raise UserError(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
     if run.loss == "chunked" and run.ngram_smoothing:
-        raise UserError("loss=chunked: takes one token as a target; with ngram_smoothing use loss=plain")
+        raise UserError("loss=chunked: takes one token as a target; use loss=plain, or ngram_smoothing=0")
     if run.loss != "auto":
         return run.loss
     limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]
