@@ -12,7 +12,7 @@ from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import DataConfig, ModelConfig, TokenizerConfig
+from lm.config import DataConfig, ModelConfig, TokenizerConfig, UserError
 from lm.data import ngram, tokens
 from lm.data.batches import TrainingStream
 from lm.data.ngram import ORDER, ExpectedTokens, bits_per_byte, probabilities
@@ -91,26 +91,32 @@ def source(tmp_path: Path) -> DataConfig:
 
 def test_a_target_is_shared_with_what_the_model_of_tokens_expects() -> None:
     """Which is that of bytes, where these are the tokens."""
-    text = (TEXT * 2).encode()
-    codes, places = np.frombuffer(text, np.uint8), np.arange(len(text))
-    keys = ngram._keys(bytes(ORDER - 1) + text)
-    distinct = np.unique(keys)
-    p = probabilities(keys.copy(), distinct)[np.searchsorted(distinct, keys)]
-    expected = ExpectedTokens(codes, 256, ORDER)
-    np.testing.assert_allclose(expected(places)[places, codes], p, rtol=1e-5)
-    np.testing.assert_allclose(expected(places).sum(1), 1, rtol=1e-5)
+    text = (TEXT * 2).encode()[:600]
+    codes, padded, plain = np.frombuffer(text, np.uint8), bytes(ORDER - 1) + text, Plain(text)
+    expected = ExpectedTokens(codes, 256, ORDER, n_rows=300)  # of a model with more rows than tokens
+    shares = expected(np.arange(len(text)))
+    p = np.array([plain.p(padded[i : i + ORDER - 1], text[i]) for i in range(len(text))])
+    np.testing.assert_allclose(shares[np.arange(len(text)), codes], p, rtol=1e-5)
+    np.testing.assert_allclose(shares[:, :256].sum(1), 1, rtol=1e-5)
+    assert not shares[:, 256:].any()
 
-    plain = TrainingStream(codes, seq_len=16, batch_size=2, seed=0)
-    smoothed = replace(plain, expected=expected, smoothing=0.25)
-    (tokens_, targets), (same, shares) = plain.batch(3), smoothed.batch(3)
+    stream = TrainingStream(codes, seq_len=16, batch_size=2, seed=0)
+    tokens_, targets = stream.batch(3)
+    same, shared = replace(stream, expected=expected, smoothing=0.25).batch(3)
     assert same.equal(tokens_)
-    assert shares.shape == (2, 16, 256)
-    at = plain.windows(range(6, 8))[:, 1:]
-    assert shares.gather(2, targets[..., None])[..., 0].numpy() == pytest.approx(0.75 + 0.25 * p[at], rel=1e-5)
-    assert shares.sum(2).numpy() == pytest.approx(1, rel=1e-5)
-    padded = ExpectedTokens(codes, 256, ORDER, n_rows=300)(places[:9])  # of a model with more rows than tokens
-    np.testing.assert_array_equal(padded[:, :256], expected(places[:9]))
-    assert not padded[:, 256:].any()
+    assert shared.shape == (2, 16, 300)
+    at = stream.windows(range(6, 8))[:, 1:]
+    assert shared.gather(2, targets[..., None])[..., 0].numpy() == pytest.approx(0.75 + 0.25 * p[at], rel=1e-5)
+    assert shared.sum(2).numpy() == pytest.approx(1, rel=1e-5)
+
+
+def test_a_text_that_is_too_long_for_it_is_refused_at_the_door(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.training.resolve.MOST_TOKENS", 99)
+    with pytest.raises(UserError, match=r"ngram_smoothing: .* 99 tokens"):
+        train(short_run(text_file, tmp_path / "run", ngram_smoothing=0.5))
+    assert not (tmp_path / "run").exists()
 
 
 def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lm.ablation import PROCESSES, SHUTDOWN, warm_up
 from lm.ablation.arms import code_hash
 from lm.ablation.plan import RunSpec
+from lm.ablation.processes import PROCESSES, SHUTDOWN, warm_up
 from lm.ablation.record import Failure
 from lm.config import Diverged, UserError, foreign_classes
 from lm.config.ablation import AblateConfig, SlurmConfig

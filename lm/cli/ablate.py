@@ -20,8 +20,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lm.ablation import warm_up
 from lm.ablation.compose import compose_arms, compose_base
+from lm.ablation.processes import warm_up
 from lm.cli import command_line, this_command
 from lm.cli.compare import QuestionFile, arm, choose, question_of, read_question, write_question
 from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass

@@ -256,10 +256,10 @@ def wrong_value(override: str, kinds: Kinds) -> str:
     >>> wrong_value("temperature=0,7", {"temperature": float}), wrong_value("seed=2k", {"seed": int})
     ('temperature=0,7: expected a number', 'seed=2k: expected a whole number; did you mean seed=2000?')
     """
-    kind, (_, _, value) = kinds.get(key_of(override)), override.partition("=")
+    key, value = key_of(override), override.partition("=")[2]
+    kind, number = kinds.get(key), _number(value)
     parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    meant = [f"{key_of(override)}={_number(value)}"] if {int, float} & {*parts} and _number(value) != "VALUE" else []
-    meant = [word for word in meant if word != override]
+    meant = [f"{key}={number}"] if {int, float} & {*parts} and number not in ("VALUE", value) else []
     expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group") for part in parts)
     return f"{override}: expected {expected}{'; ' if meant else ''}{_did_you_mean(meant)}"
 

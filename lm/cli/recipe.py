@@ -45,7 +45,7 @@ def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list
     chosen = [] if _is_decided(typed) else _recipe_of_texts(typed)
     names = chosen or [str(name) for name in typed.get("experiment", [])]
     added, own = replacing(names, typed, config_dir), _set_by_all(names)
-    groups = [key for key in REPLACED if key in own and [*typed.get(key, [own[key]])] != [own[key]]]
+    groups = [key for key in REPLACED if key in own.keys() & typed.keys() and [*typed[key]] != [own[key]]]
     if replaced := dict.fromkeys([*groups, *map(key_of, added)]):
         notes.append(f"experiment={','.join(names)}: what is typed replaces {', '.join(replaced)}")
     return [*(f"experiment={name}" for name in chosen), *added, *overrides]

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from lm.config import UserError
-
 TRAIN_BYTES, VAL_BYTES = 10_000_000, 4_000_000  # of a text at most: about a second of one core, 150 MB of memory
 STRETCH = 1 << 14  # bytes: what is used of a longer text are evenly spaced stretches, joined as if they were one text
 ORDER = 6  # bytes of an n-gram: contexts of up to five bytes, and n-grams that fit into 64 bits
@@ -123,14 +121,13 @@ class ExpectedTokens:
 
     In place of the one token that stands there, that is a target for a model which reads its text so often that it
     would learn by heart (Malagutti et al., 2024). `n_rows`: those of the model's logits, which may be more than the
-    tokens. Raises UserError for a text that is too long to be held.
+    tokens.
     """
 
     def __init__(
         self, tokens: np.ndarray, vocab_size: int, order: int = TOKEN_ORDER, n_rows: int | None = None
     ) -> None:
-        if (n := len(tokens)) > MOST_TOKENS:
-            raise UserError(f"ngram_smoothing: is for a text of at most {MOST_TOKENS:,} tokens; this one has {n:,}")
+        n = len(tokens)
         text = np.concatenate([np.full(order - 1, vocab_size), tokens]).astype(np.int64)
         contexts = [np.zeros(n, np.int32)]  # for each length, the number of the context of each place (n,)
         for length in range(1, order):

@@ -20,6 +20,7 @@ from torch import nn
 
 from lm.config import RunConfig, UserError
 from lm.config.identity import config_hash
+from lm.data.ngram import MOST_TOKENS
 from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer, enable_activation_checkpointing
@@ -68,6 +69,8 @@ def decide(run: RunConfig, data: TextData) -> RunConfig:
     machine cannot do.
     """
     vocab_size = data.tokenizer.vocab_size
+    if run.ngram_smoothing and (n := len(data.train)) > MOST_TOKENS:
+        raise UserError(f"ngram_smoothing: is for a text of at most {MOST_TOKENS:,} tokens; this one has {n:,}")
     resolved = resolve(run, vocab_size)
     check_memory(resolved, vocab_size)
     if run.compile != "auto" or not resolved.compile:
