@@ -126,7 +126,7 @@ PATIENT, NEVER = {"checkpoint": CheckpointConfig(best=True, patience=3)}, {"vali
 REFUSED += [
     *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
     *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
-    *((RunConfig, MINUTES | other, "max_minutes=1.0") for other in ({"max_tokens": 1000}, TWO)),
+    (RunConfig, MINUTES | {"max_tokens": 1000}, "max_minutes=1.0"),
     (RunConfig, PATIENT | EVERY, "diagnostics.every=5"),
     (RunConfig, {"checkpoint": CheckpointConfig(patience=3)} | NEVER, "checkpoint.patience"),
 ]

@@ -10,6 +10,7 @@ from conftest import ROOT
 from lm.ablation.ablate import plan_json
 from lm.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.ablation.executors import EXECUTORS
+from lm.ablation.ledger import confirmation
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings
@@ -110,6 +111,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
+        ({"minutes": 5.0}, ["max_minutes=1"], "max_minutes=1.0: expected null beside ablation.base and ablation.minutes"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
         ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),
@@ -210,6 +212,16 @@ def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monk
         results = lab.run(minutes=4, seeds=[*range(n)], overrides=overrides)
         fits.append((len(results.record.seeds), results.record.fitted["steps"], results.record.fitted["of_seeds"]))
     assert fits == [(6, 30, 8), (6, 30, 8), (6, 30, 9), (8, 20, 8)]
+
+
+@pytest.mark.slow
+def test_the_minutes_of_a_run_are_counted_once_for_all_arms_and_seeds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
+    for seconds in (1.0, 2.0):
+        steps_take(seconds, monkeypatch)
+        record = lab.run("max_minutes=0.2").record
+        assert {run.steps for run in record.runs} == {12}
+    assert "trainer.max_steps=12" in confirmation(lab.out, [], lab.root / "confirm")["overrides"]
 
 
 # --- the names of runs

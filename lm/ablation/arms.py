@@ -110,9 +110,10 @@ def build_arm(
         "precision": resolved.trainer.precision,
     }
     settings = flat(asdict(run) | {"logger": {}})
-    seconds = earlier.seconds_per_step if earlier else 0.0
+    seconds, steps = earlier.seconds_per_step if earlier else 0.0, run.steps
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting again takes seconds
         size, flops = earlier.n_params, earlier.flops_per_token
+        steps = earlier.steps["own"] if run.max_minutes else steps  # other timings would give other names
     else:
         net = meta_model(run, text.tokenizer.vocab_size)
         size = n_params(net)
@@ -132,7 +133,7 @@ def build_arm(
         n_params=size,
         flops_per_token=flops,
         seconds_per_step=seconds,
-        steps={"own": run.steps},
+        steps={"own": steps},
     )
 
 

@@ -9,16 +9,16 @@ from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import flat
 from lm.formats.base import agrees
+from lm.training.run_directory import LENGTH
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
 RESERVED = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
     "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
-    "max_minutes": "paired runs make equal steps; choose trainer.max_steps or max_tokens",
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
-NOT_OF_AN_ARM = RESERVED | {"trainer.max_steps": SET_BY_BUDGET, "max_tokens": SET_BY_BUDGET}
+NOT_OF_AN_ARM = RESERVED | dict.fromkeys(LENGTH, SET_BY_BUDGET)
 TUNABLE = ("optim.", "head.", "model.")
 SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
 NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
@@ -89,9 +89,9 @@ def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
     first = next(iter(settings.values()))
     for name, values in settings.items():
         with error_prefix(name):
-            for key in ("checkpoint.patience", "max_minutes"):
-                require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
-            for key in ("trainer.max_steps", "max_tokens"):
+            key = "checkpoint.patience"
+            require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
+            for key in LENGTH:
                 require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")
 
 

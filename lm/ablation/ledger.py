@@ -245,7 +245,9 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     arms = record.asked()
     while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    steps = [f"trainer.max_steps={record.fitted['steps']}", "max_tokens=null"] if record.fitted else []
+    own, steps = record.arms[record.baseline], list[str]()
+    if record.fitted or own.settings.get("max_minutes"):  # the length that was counted there
+        steps = [f"trainer.max_steps={own.steps['own']}", "max_tokens=null", "max_minutes=null"]
     of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     if (folder / FILE).exists():

@@ -24,10 +24,11 @@ from lm.ablation.ledger import asked_before
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig, UserError, require
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, differences
+from lm.config.run import NO_LIMIT
 from lm.data.tokens import TextData
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
@@ -37,6 +38,7 @@ FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
+NO_OTHER_LENGTH = {"max_tokens": None, "max_minutes": None}
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
 
 
@@ -81,7 +83,8 @@ class Plan:
             base = self.spec(BASE, self.base, own_seed, "own", {}) if self.base and purpose != BASE else None
             after = base and base.run_dir
             start = {"init_from": str(self.reader.folder / after)} if after else {}
-            run = change(arm.run, {**values, "trainer.max_steps": steps, "seed": own_seed, "max_tokens": None, **start})
+            of_run = {**values, "trainer.max_steps": steps, "seed": own_seed, **start, **NO_OTHER_LENGTH}
+            run = change(arm.run, of_run)
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
             name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
             run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"
@@ -347,6 +350,15 @@ def make_plan(
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
+    root = arms[ablation.root(ablation.baseline)]
+    if (minutes := root.run.max_minutes) is not None:  # that of all arms
+        expected = "null beside ablation.base and ablation.minutes"
+        require(base is None and ablation.minutes is None, f"max_minutes={minutes}", expected)
+        if root.steps["own"] == NO_LIMIT:
+            time_steps([root])
+            root.steps["own"] = max(1, round(60 * minutes / root.seconds_per_step))
+        for arm in arms.values():
+            arm.steps["own"] = root.steps["own"]
     set_steps(ablation, arms)
     needed = max(least_bytes(resolve(arm.run, arm.vocab_size), arm.vocab_size) for arm in arms.values())
     workers = config.workers or default_workers(threads, needed)

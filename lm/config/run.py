@@ -202,9 +202,6 @@ class RunConfig:
         if (minutes := self.max_minutes) is not None:
             require(0 < minutes <= 2**53, f"max_minutes={minutes}", "more than 0, at most 2**53")
             require(self.max_tokens is None, f"max_minutes={minutes}", "null beside max_tokens, the length in tokens")
-            require(
-                self.trainer.world_size == 1, f"max_minutes={minutes}", "null on several devices, whose clocks differ"
-            )
         every = self.validation.every
         for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
             if is_used and not 0 < every < self.steps:

@@ -78,8 +78,9 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         run = decide(run, data)  # this machine may lack what the run was begun with
         if run.max_minutes is not None:
             settings["max_minutes"] = run.max_minutes
-            trainer = replace(run.trainer, max_steps=steps or time_run(run, data)[0])
-            run = replace(run, max_minutes=None, trainer=trainer)
+            if steps is None and is_first_process(run.trainer.world_size):
+                steps = time_run(run, data)[0]  # which the first process tells the others
+            run = replace(run, max_minutes=None, trainer=replace(run.trainer, max_steps=steps or run.steps))
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
         return directory.path, directory.read_result() or _train_locked(run, directory, settings, data)
@@ -120,6 +121,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
             anomalies = torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly)
             with signals.handling(), attention, anomalies:
                 fabric.launch()
+                run = fabric.broadcast(run)
                 model, state = begin(fabric, net, run, settings["config_hash"], checkpoint)
                 del checkpoint
                 fit(fabric, model, state, run, data, directory, loggers, signals)
