@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import confirmation
 from lm.ablation.record import write_record
 from lm.ablation.results import Results
+from lm.cli.question import confirmation
 from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
 from lm.training.train import train

@@ -10,8 +10,8 @@ import yaml
 
 from lm import compare
 from lm.cli.ablate import questions
-from lm.cli.compare import question_of, write_question
 from lm.cli.compose import compose
+from lm.cli.question import question_in_a_line, write_question
 from lm.config import RunConfig, UserError
 from tests.test_recipe import TEXT
 
@@ -22,21 +22,21 @@ TINY = [
 
 
 def test_the_values_become_arms_and_the_first_is_the_baseline() -> None:
-    question = question_of("model.dropout=0,0.2,0.5", ["optim.lr=0.01"], seeds=3, margin=0.02)
+    question = question_in_a_line("model.dropout=0,0.2,0.5", ["optim.lr=0.01"], seeds=3, margin=0.02)
     assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
     asked = [question[key] for key in ("baseline", "seeds", "overrides")]
     assert asked == ["dropout-0", [0, 1, 2], ["optim.lr=0.01"]]
-    assert question["name"] != question_of("model.dropout=0,0.2,0.5", [], seeds=3, margin=0.02)["name"]
-    assert list(question_of("head=tied,untied", [])["arms"]) == ["tied", "untied"]
-    assert question_of("tokenizer=byte,char", [])["metric"] == "val_bpb"
-    assert [*question_of(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
+    assert question["name"] != question_in_a_line("model.dropout=0,0.2,0.5", [], seeds=3, margin=0.02)["name"]
+    assert list(question_in_a_line("head=tied,untied", [])["arms"]) == ["tied", "untied"]
+    assert question_in_a_line("tokenizer=byte,char", [])["metric"] == "val_bpb"
+    assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
     for change in ("model.dropout=0.1", "model.dropout=0.1,0.1"):
         with pytest.raises(UserError, match=r"model\.dropout"):
-            question_of(change, [])
+            question_in_a_line(change, [])
 
 
 def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe() -> None:
-    arms = question_of("optim=muon_chars,adamw", ["experiment=chars"])["arms"]
+    arms = question_in_a_line("optim=muon_chars,adamw", ["experiment=chars"])["arms"]
     run = compose("train", ["experiment=chars", *arms["adamw"]], RunConfig)
     assert run.optim == compose("train", ["optim=adamw"], RunConfig).optim
 

@@ -11,12 +11,13 @@ import pytest
 from scipy import stats
 
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import COLUMNS, asked_before, confirmation, read_ledger, series, series_table
+from lm.ablation.ledger import COLUMNS, asked_before, read_ledger, series, series_table
 from lm.ablation.record import read_record
 from lm.ablation.report import results_frame
 from lm.ablation.results import Results, RunReader, read_results
 from lm.ablation.statistics import ALPHA
 from lm.ablation.warnings import report_warnings
+from lm.cli.question import confirmation
 from lm.config import UserError
 from tests.conftest import Outcome
 from tests.helpers.ablations import SHORT, Lab, instant, losses, plan_in_a_moment

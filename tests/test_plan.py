@@ -10,10 +10,10 @@ from conftest import ROOT
 from lm.ablation.ablate import plan_json
 from lm.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import confirmation
 from lm.ablation.plan import seconds_to_go, set_steps
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings
+from lm.cli.question import confirmation
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
@@ -111,7 +111,11 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
-        ({"minutes": 5.0}, ["max_minutes=1"], "max_minutes=1.0: expected null beside ablation.base and ablation.minutes"),
+        (
+            {"minutes": 5.0},
+            ["max_minutes=1"],
+            "max_minutes=1.0: expected null beside ablation.base and ablation.minutes",
+        ),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
         ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),
@@ -215,7 +219,9 @@ def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monk
 
 
 @pytest.mark.slow
-def test_the_minutes_of_a_run_are_counted_once_for_all_arms_and_seeds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_minutes_of_a_run_are_counted_once_for_all_arms_and_seeds(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
     for seconds in (1.0, 2.0):
         steps_take(seconds, monkeypatch)

@@ -18,13 +18,13 @@ from conftest import ROOT
 from hydra import initialize_config_dir
 from scipy import stats
 
-from lm.ablation.compose import compose_arms
 from lm.ablation.contrasts import Contrast, decimals
 from lm.ablation.record import EARLIER, read_record, write_record
 from lm.ablation.response_surface import combine_regrets
 from lm.ablation.results import read_results
 from lm.ablation.statistics import TuningVariance
 from lm.cli.compose import compose
+from lm.cli.question import compose_arms
 from lm.cli.tables import sweep
 from lm.config import RunConfig
 from lm.config.ablation import METRICS, AblateConfig

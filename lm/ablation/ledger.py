@@ -6,11 +6,11 @@ added: what a deleted folder has asked counts. Of a hundred useless changes two 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import filelock
 import pandas as pd
 from scipy.special import zeta
 
-from lm.ablation.record import BASE, FILE, REPORTED, AblationRecord, design_of, question_of, read_record
+from lm.ablation.record import REPORTED
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
 from lm.config import UserError
@@ -224,63 +224,3 @@ def _locked(path: Path) -> filelock.BaseFileLock:
 
 def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
     write_text(path, csv_text(COLUMNS, [row | {"folder": os.path.relpath(row["folder"], path.parent)} for row in rows]))
-
-
-# --- confirmation
-
-FRESH = range(100, 1000)
-
-
-def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
-    """The content of a question that asks that of the folder `source` anew in `folder`, with as many seeds.
-
-    Seeds of runs and of trials are the first of 100 to 999 that neither the ledger nor the folder has used; those of a
-    confirmation that has begun are its own. Raises UserError if the folder holds no finished ablation.
-    """
-    if not (source / FILE).exists():
-        raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
-    record = read_record(source)
-    if not record.ended or record.untuned():
-        raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    arms = record.asked()
-    while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
-        arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    own, steps = record.arms[record.baseline], list[str]()
-    if record.fitted or own.settings.get("max_minutes"):  # the length that was counted there
-        steps = [f"trainer.max_steps={own.steps['own']}", "max_tokens=null", "max_minutes=null"]
-    of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
-    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    if (folder / FILE).exists():
-        begun = read_record(folder)
-        seeds, tuning_seeds = begun.seeds, begun.tune.seeds
-    else:
-        n = len(record.seeds)
-        used = {int(seed) for row in ledger for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
-        fresh = [*islice(_fresh(record, used), n + len(record.tune.seeds))]
-        seeds, tuning_seeds = fresh[:n], fresh[n:]
-        if len(tuning_seeds) < len(record.tune.seeds):
-            raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
-    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None, "looks": []}
-    asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
-    return asked | {
-        "name": f"{record.name[:32]}-confirm",
-        "question": f"Confirmation on fresh seeds: {record.question}",
-        "arms": {arm: record.arms[arm].overrides for arm in arms},
-        "seeds": seeds,
-        "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base and [*record.base, *of_base],
-        "overrides": [*record.common, *record.overrides, *steps],
-    }
-
-
-def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
-    """Seeds that are unused, also with the offsets of the arms."""
-    designs = [design_of(record), *record.designs_seen]
-    offsets = {0, *record.seed_offsets.values()}
-    seen = {seed for design in designs for seed in (*design["seeds"], *design["tune"]["seeds"])}
-    taken = used | {seed + offset for seed in seen for offset in offsets}
-    for seed in FRESH:
-        own = {seed + offset for offset in offsets}
-        if own.isdisjoint(taken):
-            taken |= own
-            yield seed

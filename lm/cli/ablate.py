@@ -20,18 +20,26 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lm.ablation.compose import compose_arms, compose_base
-from lm.ablation.processes import warm_up
 from lm.cli import command_line, this_command
-from lm.cli.compare import QuestionFile, arm, choose, question_of, read_question, write_question
 from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
+from lm.cli.question import (
+    QuestionFile,
+    choose,
+    compose_arms,
+    compose_base,
+    confirmation,
+    question_in_a_line,
+    read_question,
+    write_question,
+)
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import LEDGER, METRICS, AblateConfig
 from lm.config.identity import is_verb, key_of
+from lm.system.processes import warm_up
 
 SCHEMA = AblateConfig
 NOT_TUNED = (
@@ -47,8 +55,8 @@ questions: list[QuestionFile] = []  # in one line, by this command
 def program(config: DictConfig) -> None:
     overrides = current_overrides()
     ablation = to_dataclass(config, overrides, AblateConfig)
-    runs = compose_arms(ablation.ablation, ablation.overrides, arm)
-    base = compose_base(ablation.ablation, ablation.overrides, runs, arm)
+    runs = compose_arms(ablation.ablation, ablation.overrides)
+    base = compose_base(ablation.ablation, ablation.overrides, runs)
     ablation.overrides = [word for word in ablation.overrides if not is_verb(word)]
     if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
@@ -137,7 +145,7 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
     if sources := [word.partition("=")[2] for word in words if key_of(word) == "confirm"]:
         if files or len(sources) > 1 or any(key_of(word).startswith("ablation") for word in words):
             raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
-        from lm.ablation.ledger import confirmation, read_ledger
+        from lm.ablation.ledger import read_ledger
 
         of_folders = [quoted(word, kinds_of(AblateConfig)) for word in words if key_of(word) in FOLDERS]
         typed = {key: Path(str(value)).expanduser() for key, (value,) in values_of(of_folders).items()}
@@ -170,7 +178,7 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     common = [word for word in settings if word not in changes] + texts
     of_question = [word for word in words if re.match(r"(seeds|margin|ablation\..*)=", word)]
     all_arms = [quoted(word, train) for word in with_text(common, train)]
-    question = question_of(changes[0], all_arms, settings=[quoted(word, own) for word in of_question])
+    question = question_in_a_line(changes[0], all_arms, settings=[quoted(word, own) for word in of_question])
     questions.append(question)
     used = {*changes, *common, *of_question}
     return [word for word in words if word not in used], choose(question)

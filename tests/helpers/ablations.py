@@ -14,11 +14,11 @@ from conftest import WHOLE_RESULT
 
 from lm.ablation import arms
 from lm.ablation.ablate import ablate, plan_table
-from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Ending, Executor
 from lm.ablation.plan import Plan, RunSpec, Step
 from lm.ablation.record import REPORTED, Failure, read_record
 from lm.ablation.results import Results
+from lm.cli.question import compose_arms, compose_base
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
 from lm.model import Transformer, size
