@@ -8,9 +8,9 @@ import pytest
 from conftest import ROOT
 
 from lm.ablation.ablate import plan_json
-from lm.ablation.arms import SIZE_TOLERANCE, code_hash
+from lm.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import seconds_to_go, set_steps
+from lm.ablation.plan import seconds_to_go
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings
 from lm.cli.question import confirmation

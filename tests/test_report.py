@@ -201,7 +201,6 @@ WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("No setting was found that trains", TUNED, nothing, False),
     ("No setting was found that trains: untied.", TUNED, diverged("untied-*"), True),
     ("The noise of tuning is not counted", TUNED, nothing, False),
-    ("Arms are tuned, and there are only 3 seeds", TUNED, nothing, True),
     ("There are few search trials: tied (2", TWO | {"tune": FEW}, settings("optim.lr", 0.1), True),
     ("The first planned look comes", TWO | LOOKS, nothing, True),
     ("Differences shrink during training: untied", TWO | {"equivalence_margin": 0.02}, shrinking(0.06), True),

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lm.ablation.arms import time_steps
 from lm.ablation.contrasts import level_of
 from lm.ablation.executors import EXECUTORS, execute
-from lm.ablation.ledger import read_ledger, record_asked, record_ended
+from lm.ablation.ledger import asked_before, read_ledger, record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.ablation.record import (
     BASE,
@@ -58,6 +58,8 @@ def ablate(
     before = existing_record(folder, config)
     executor = EXECUTORS[config.executor](config, folder)
     plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
+    earlier = plan.before.asked_before or asked_before(ledger, plan, before is None, config.confirm)
+    plan = replace(plan, record=replace(plan.record, asked_before=earlier))
     step = next_runs(plan)
     if step.missing and plan.config.minutes is None:
         time_steps([*plan.arms.values(), *filter(None, [plan.base])])

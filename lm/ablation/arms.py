@@ -33,6 +33,7 @@ from lm.training.optim import step_flops
 from lm.training.resolve import bare_step, n_batches, resolve
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
+EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
 
 
@@ -226,6 +227,19 @@ def time_steps(arms: Iterable[Arm]) -> None:
         step = bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
         step()
         arm.seconds_per_step = median(step() for _ in range(ROUNDS))
+
+
+def set_steps(config: AblationConfig, arms: Arms) -> None:
+    """How long each arm trains, so that it spends what the arm it is compared with spends.
+
+    A schedule that decays to the end cannot be read early, so each budget is a run of its own length.
+    """
+    for name, arm in arms.items():
+        root = arms[config.root(name)]
+        tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
+        for budget in config.budgets:
+            ratio = 1.0 if budget == "tokens" else root.flops_per_token / arm.flops_per_token
+            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
 
 
 # --- a hash of the code that a run's numbers depend on: without comments, docstrings and layout

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 import pandas as pd
 from scipy.special import zeta
 
+from lm.ablation.plan import Plan
 from lm.ablation.record import REPORTED
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import ALPHA
@@ -29,9 +30,6 @@ from lm.config.identity import config_hash
 from lm.report.pages import signed
 from lm.system.files import csv_text, json_sha256, read_csv, write_text
 from lm.system.terminal import format_table
-
-if TYPE_CHECKING:
-    from lm.ablation.plan import Plan
 
 OUTCOME = ("pairs", "verdict", "difference", "p")
 COLUMNS = (
@@ -56,7 +54,7 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
         return [row | {"folder": os.path.relpath(path.parent / row["folder"])} for row in rows]
 
 
-def asked_before(path: Path, plan: "Plan", is_new: bool, confirmed: str | None = None) -> str:
+def asked_before(path: Path, plan: Plan, is_new: bool, confirmed: str | None = None) -> str:
     """In words, how often the question was asked before, but for what it confirms; empty if it was not.
 
     If its folder is not new, that is before it was asked there.
@@ -70,7 +68,7 @@ def asked_before(path: Path, plan: "Plan", is_new: bool, confirmed: str | None =
     return f"{len(times)} time{'s' * (len(times) > 1)}, last in {rows[-1]['folder']}" if times else ""
 
 
-def record_asked(path: Path, plan: "Plan") -> None:
+def record_asked(path: Path, plan: Plan) -> None:
     """Add the comparisons that are asked for in the folder of the plan and are not there."""
     with _locked(path):
         rows = read_ledger(path)
@@ -79,7 +77,7 @@ def record_asked(path: Path, plan: "Plan") -> None:
             _write(path, [*rows, *added])
 
 
-def record_ended(path: Path, plan: "Plan", results: Results) -> None:
+def record_ended(path: Path, plan: Plan, results: Results) -> None:
     """Add the outcome of every comparison whose runs have all ended. A comparison is known by its runs.
 
     The p is that of one look: where several are planned, it is multiplied by their number (Bonferroni). A verdict that
@@ -116,7 +114,8 @@ def sd_of_pairs(path: Path, results: Results) -> tuple[float, str] | None:
     for folder in (None, *ended):
         with suppress(UserError):  # of one that is gone or damaged
             ablation = results if folder is None else read_results(Path(folder))
-            sds = [contrast.sd for contrast in ablation.contrasts if contrast.sd is not None]
+            pairs = (contrast for contrast in ablation.contrasts if contrast.family != "interaction")
+            sds = [contrast.sd for contrast in pairs if contrast.sd is not None]
             if ablation.record.metric == results.record.metric and sds:
                 return median(sds), str(ablation.folder)
     return None
@@ -166,7 +165,7 @@ def series_table(frame: pd.DataFrame) -> str:
     return f"{format_table(table)}\n\n{rule} expected share of wrong ones among them at {ALPHA:g}"
 
 
-def _lines(plan: "Plan") -> list[dict[str, str]]:
+def _lines(plan: Plan) -> list[dict[str, str]]:
     """A line without an outcome for each comparison that is asked for; under budgets of equal runs it is one.
 
     `comparison` is a hash of its runs before tuning, with their seeds and code, and of the tuning; `question` is one of

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, time_steps
+from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, set_steps, time_steps
 from lm.ablation.contrasts import ENDED
-from lm.ablation.ledger import asked_before
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
@@ -35,7 +34,6 @@ from lm.system.files import json_sha256
 from lm.training.resolve import least_bytes, resolve
 
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
-EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 NO_OTHER_LENGTH = {"max_tokens": None, "max_minutes": None}
@@ -98,9 +96,11 @@ class Plan:
         runs: dict[str, RunSpec] = {}
         for seed in seeds:
             for arm in arms:
-                values = tuned[arm][0] if arm in tuned else {}
+                values, is_open = tuned[arm][0] if arm in tuned else {}, self.config.tune.trials and arm not in tuned
                 for budget in self.config.budgets:
                     spec = self.spec(REPORTED, self.arms[arm], seed, budget, values)
+                    if is_open:  # a run without tuning, which may be there, is another one
+                        spec = replace(spec, run_dir=f"{spec.run_dir}-untuned")
                     served = runs[spec.run_dir].budgets if spec.run_dir in runs else []
                     runs[spec.run_dir] = replace(spec, budgets=[*served, budget])
         return [*runs.values()]
@@ -388,9 +388,7 @@ def make_plan(
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    plan = Plan(ablation, arms, base_arm, reader, asked, record)
-    earlier = record.asked_before or asked_before(Path(config.ledger), plan, before is None, config.confirm)
-    return replace(plan, record=replace(asked, asked_before=earlier))
+    return Plan(ablation, arms, base_arm, reader, asked, record)
 
 
 def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:
@@ -427,19 +425,6 @@ def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationR
         expected = f"{1.15 * needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"  # it varies
         raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
     return {"seeds": n, **asked, "steps": max(1, int(share * steps))}
-
-
-def set_steps(config: AblationConfig, arms: Arms) -> None:
-    """How long each arm trains, so that it spends what the arm it is compared with spends.
-
-    A schedule that decays to the end cannot be read early, so each budget is a run of its own length.
-    """
-    for name, arm in arms.items():
-        root = arms[config.root(name)]
-        tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
-        for budget in config.budgets:
-            ratio = 1.0 if budget == "tokens" else root.flops_per_token / arm.flops_per_token
-            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
 
 
 def now() -> str:

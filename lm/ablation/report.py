@@ -18,26 +18,21 @@ import pandas as pd
 
 from lm.ablation import figures
 from lm.ablation.contrasts import percent
-from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, is_locked
+from lm.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, design_of, is_locked
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
 from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
-from lm.config.ablation import BUDGET_NAMES
+from lm.config.ablation import BUDGET_NAMES, METRICS, RUN_METRICS
 from lm.config.identity import key_of
 from lm.report.figures import as_svg, inline
 from lm.report.pages import render, signed
-from lm.system.files import remove_partial, write_text
+from lm.system.files import json_sha256, remove_partial, write_text
 from lm.system.terminal import duration, format_table, printable
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter",
-}
-METRIC_NAMES = {
-    "val_loss": "validation loss, nats per token",
-    "val_bpb": "validation loss, bits per byte",
-    "val_top1": "next-token accuracy on the validation text",
 }
 SCHEMA_VERSION = 1  # of report.json
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
@@ -99,7 +94,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "inner_ci": percent(1 - 2 * alpha),
         "alpha": f"{alpha:.3g}",
         "looks": ", ".join(map(str, record.looks)),
-        "metric_name": METRIC_NAMES.get(record.metric, "value"),
+        "metric_name": METRICS[record.metric][2],
     }
 
 
@@ -129,7 +124,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
 
 def facts_of_metric(results: Results) -> Iterator[tuple[str, str]]:
     better, margin = "lower" if results.lower_is_better else "higher", results.record.equivalence_margin
-    yield "metric", f"{METRIC_NAMES.get(results.record.metric, 'value')}; {better} is better"
+    yield "metric", f"{METRICS[results.record.metric][2]}; {better} is better"
     words = f"±{margin:g}, the smallest difference that matters"
     yield "equivalence margin", words if margin else "not given, so nothing is called equivalent"
 
@@ -214,7 +209,7 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
             yield {
                 "arm": name,
                 "budget": " and ".join(BUDGET_NAMES[budget] for budget in budgets),
-                "scores": [(runs[column].mean(), runs[column].std()) for column in METRIC_NAMES],
+                "scores": [(runs[column].mean(), runs[column].std()) for column in RUN_METRICS],
                 "seeds": f"{len(runs)} of {len(results.record.seeds_of(name))}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": steps,
@@ -324,6 +319,7 @@ def report_json(results: Results) -> dict[str, Any]:
         },
         "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
         "hashes": {name: arm.identity for name, arm in record.arms.items()},
+        "design": json_sha256(design_of(record)),  # tells a later call which verdict was seen
         "paths": {name: str(results.folder / name) for name in FILES},
     }
     return dict(plain(content | {key: getattr(record, key) for key in RECORDED}))

@@ -7,6 +7,7 @@ a run without a folder is read from results.csv, and its curve from curves.csv. 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,10 @@ import pandas as pd
 from lm.ablation.contrasts import ENDED, FAMILIES, Contrast, compare, level_of, percent
 from lm.ablation.record import (
     BASE,
+    FOLDERS,
     REPORTED,
     TRIAL,
+    UNUSED,
     AblationRecord,
     Failure,
     Outcome,
@@ -31,7 +34,7 @@ from lm.ablation.response_surface import Regret
 from lm.ablation.tuning import TunedArm, failed_searches, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
-from lm.system.files import read_csv
+from lm.system.files import json_sha256, read_csv, read_json
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
 from lm.training.run_directory import read_rows
@@ -306,7 +309,8 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     for run_dir in (name for name in reader.finished() if name not in asked):
         # also of an arm that is not asked for any more: its row may be all that is left
         arm, own_seed = arm_and_seed(run_dir)
-        about = {"arm": arm, "seed": own_seed - record.seed_offsets.get(arm, 0), "purpose": "unused", "budget": ""}
+        offset = record.seed_offsets.get(arm, 0) if run_dir.startswith(FOLDERS[REPORTED]) else 0
+        about = {"arm": arm, "seed": own_seed - offset, "purpose": UNUSED, "budget": ""}
         rows.append(about | reader.describe(run_dir))
     tuned = dict.fromkeys((key for run in record.runs for key in run.values), float)
     return Results(reader.folder, record, reader, frame(rows, {**COLUMNS, **tuned}))
@@ -314,8 +318,9 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
 
 def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, Any]]:
     """Those of earlier calls with which there was a verdict to see: when it ended, or in a report on the way."""
-    seen, design = before.designs_seen, design_of(before)
-    is_shown = before.ended or (not seen and (reader.folder / "report.html").exists())
+    seen, design, is_shown = before.designs_seen, design_of(before), bool(before.ended)
+    with suppress(OSError, ValueError):  # no report yet
+        is_shown |= read_json(reader.folder / "report.json").get("design") == json_sha256(design)
     if not is_shown or design in seen or all(row.n_seeds < 2 for row in results_of(before, reader).contrasts):
         return seen
     return [*seen, design]

@@ -175,7 +175,8 @@ def judge(
             tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
         if (sd := tested.sd) is not None:  # of a stopped one there may be a single seed
             n, level = tested.n_seeds, alpha / len(different)
-            tested.minimum_detectable = minimum_detectable_effect(sd, n, level, tuning)
+            if not are_equal(sd, tested.mean_difference or 0.0):  # which say nothing of what would be detected
+                tested.minimum_detectable = minimum_detectable_effect(sd, n, level, tuning)
             if tested.verdict == "undecided":
                 tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
     return comparisons

@@ -92,11 +92,6 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
             f"The first planned look comes at {first} seeds, and arms are tuned.",
             f"False verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
         )
-    elif is_tuned and 1 < len(record.seeds) < MIN_SEEDS:
-        yield Weakness(
-            f"Arms are tuned, and there are only {len(record.seeds)} seeds.",
-            "95 % intervals then cover the difference in 88 to 96 % of cases.",
-        )
     yield from _about(
         "The scored model is chosen by the text that scores it",
         ((name, name) for name in record.best_arms()),

@@ -44,7 +44,7 @@ from lm.system.processes import warm_up
 SCHEMA = AblateConfig
 NOT_TUNED = (
     "margin: {margin:g} {unit} (0.01 nats per token is 1 % of perplexity), which margin=M changes. Learning rates are"
-    " not tuned for each arm: ablation.tune.trials=18 does that"
+    " not tuned for each arm: ablation.tune.trials=18 'ablation.tune.hyperparameters=[optim.lr]' does that"
 )
 FOLDERS = ("confirm", "ledger", "output_dir")
 questions: list[QuestionFile] = []  # in one line, by this command

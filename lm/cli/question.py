@@ -177,7 +177,8 @@ def write_question(question: QuestionFile, folder: Path, output_dir: str | None 
     if not path.exists():
         content = {key: without_secrets(value) for key, value in _as_file(question).items() if key != "name"}
         words = ["lm-lab", "ablate", str(path), *([f"output_dir={output_dir}"] if output_dir else [])]
-        head = f"# {shlex.join(words)}\n# A line `tune: {{trials: 18}}` tunes the learning rates of each arm first.\n"
+        tune = "tune: {trials: 18, hyperparameters: [optim.lr]}"
+        head = f"# {shlex.join(words)}\n# A line `{tune}` tunes the learning rate of each arm first.\n"
         write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     return path
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 
-METRICS = {  # name in result.json -> (whether less is better, its unit)
-    "val_loss": (True, "nats per token"),
-    "val_bpb": (True, "bits per byte"),
-    "val_top1": (False, "fraction of tokens"),
+METRICS = {  # name in result.json -> whether less is better, its unit, and what it is called
+    "val_loss": (True, "nats per token", "validation loss, nats per token"),
+    "val_bpb": (True, "bits per byte", "validation loss, bits per byte"),
+    "val_top1": (False, "fraction of tokens", "next-token accuracy on the validation text"),
 }
 RUN_METRICS = tuple(METRICS)
-METRICS |= {"value": (True, "in value"), "higher_value": (False, "in value")}  # of rows of any program
+METRICS |= {"value": (True, "in value", "value"), "higher_value": (False, "in value", "value")}  # of any program's rows
 BUDGETS = ("tokens", "flops")
 BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": "", "time": "time"}  # time: of earlier versions
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
