@@ -46,11 +46,11 @@ def backward(net: Transformer, parts: int = 1) -> None:
 
 
 def measured(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
-    gradient = EmbeddingGradient(net)
+    steps = [False]
+    gradient = EmbeddingGradient(net, lambda: steps[-1])
     backward(net)  # of a step that is not measured
     net.zero_grad()
-    for _ in range(parts):
-        gradient.start()
+    steps.append(True)
     backward(net, parts)
     with torch.no_grad():
         net(TOKENS)  # a validation is not measured either

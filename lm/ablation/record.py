@@ -1,10 +1,9 @@
 """The folder of an ablation, its lock, and ablation.json: what was asked and planned, and how far it is."""
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import reduce
@@ -301,18 +300,12 @@ def is_locked(folder: Path) -> bool:
         return isinstance(error, filelock.Timeout)
 
 
-@contextlib.contextmanager
-def lock_output_dir(path: Path) -> Iterator[None]:
+def lock_output_dir(path: Path) -> AbstractContextManager[object]:
     """Hold the folder while working in it. Raises UserError if another process does."""
-    lock = filelock.FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
+        return filelock.FileLock(path / LOCK).acquire(blocking=False)
     except filelock.Timeout:
         raise UserError(f"output_dir={path}: another process is at work there") from None
     except OSError as error:
         raise UserError(f"output_dir={path}: cannot be written to ({error.strerror})") from error
-    try:
-        yield
-    finally:
-        lock.release()

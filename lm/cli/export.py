@@ -63,11 +63,11 @@ def run(args: list[str]) -> None:
 
 def _opening(run_dir: Path) -> str:
     """A line of the run's validation text; none if that is not at hand."""
-    from lm.inference.text import opening_line, own_data
+    from lm.inference.text import own_data
+    from lm.training.samples import validation_prompts
 
-    with suppress(UserError, OSError):
-        data, _ = own_data(run_dir, trust=False)
-        return opening_line(data.val[:2000].tolist(), data.tokenizer)
+    with suppress(UserError, OSError, IndexError):
+        return validation_prompts(own_data(run_dir, trust=False)[0])[0]
     return ""
 
 

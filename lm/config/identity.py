@@ -76,6 +76,8 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
     Validation does where it chooses the model or ends the run, and data.val_fraction where it parts the text.
     """
     leaves, groups = flat(settings), {*DECIDING}
+    if (nodes := leaves.get("trainer.num_nodes", 1)) > 1:  # the number of processes decides, not their places
+        leaves |= {"trainer.num_nodes": 1, "trainer.devices": nodes * leaves["trainer.devices"]}
     if leaves.get("checkpoint.best") or leaves.get("checkpoint.patience") is not None:
         groups.add("validation")
     if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
@@ -93,7 +95,7 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 
     What the machine decides is hashed as it was asked (`auto`), the number of threads not at all.
     """
-    run = replace(run, trainer=replace(run.trainer, max_steps=run.steps, devices=run.trainer.world_size, num_nodes=1))
+    run = replace(run, trainer=replace(run.trainer, max_steps=run.steps))
     content = deciding_settings(asdict(run)) | {"data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

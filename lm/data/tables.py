@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lm.config import UserError
-from lm.data.paths import COMPRESSED, suffix
+from lm.data.paths import COMPRESSED, is_url, suffix
 
 BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
@@ -31,7 +31,7 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     from fsspec.utils import infer_compression
 
     filesystem, path = filesystem_of(file)
-    is_http = str(file).startswith("http")  # not every server sends parts of a file
+    is_http = is_url(str(file)) and str(file).startswith("http")  # not every server sends parts of a file
     compression = infer_compression(str(file).partition("?")[0] if is_http else path)
     stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
     if seekable and is_http:
@@ -48,7 +48,7 @@ def filesystem_of(file: Path | str) -> tuple[Any, str]:
 
     zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
     fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
-    if not str(file).startswith("http"):
+    if not (is_url(str(file)) and str(file).startswith("http")):
         return fsspec.url_to_fs(str(file))
     timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
     return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})

@@ -1,14 +1,12 @@
-"""The validation text that a finished run was scored on, and a line of a text as a prompt."""
+"""The validation text that a finished run was scored on."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import build, reading
 from lm.data.paths import from_above
-from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData, prepare
 from lm.system.files import read_yaml
 
@@ -52,10 +50,3 @@ def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, D
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
     return data, config
-
-
-def opening_line(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """A line of a text, given as tokens, that can be shown as a prompt: of 20 to 80 characters if there is one."""
-    text = tokenizer.decode(ids)
-    lines = [line.rstrip() for line in text.splitlines()[1:-1]]  # the first and the last may be parts of lines
-    return next((line for line in lines if 20 <= len(line) <= 80), " ".join(text.split())[:60].rpartition(" ")[0])

@@ -17,6 +17,7 @@ from lm.ablation.warnings import report_warnings
 from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
 from lm.config.checks import build, reading
 from lm.data.tokenizer import Tokenizer
+from lm.data.tokens import TextData
 from lm.formats.base import model_folder
 from lm.formats.folder import load_model
 from lm.inference.details import token_counts
@@ -42,10 +43,10 @@ class LoadedModel:
     trust: bool = False  # allows downloading the run's text
 
     @cached_property
-    def own_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """The run's validation tokens, and how often each token id occurs in its training text. Raises UserError."""
+    def own_text(self) -> tuple[TextData, np.ndarray]:
+        """The run's text, and how often each token id occurs in what it was trained on. Raises UserError."""
         data, _ = own_data(self.path, self.trust)
-        return data.val, token_counts(data.train, self.net.vocab_size)
+        return data, token_counts(data.train, self.net.vocab_size)
 
     @property
     def counts(self) -> np.ndarray | None:

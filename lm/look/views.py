@@ -3,6 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -18,9 +19,9 @@ from lm.data.tokenizer import Tokenizer
 from lm.inference.details import NLLByTarget, by_frequency
 from lm.inference.evaluate import evaluate
 from lm.inference.generate import Sampling, decode
-from lm.inference.text import opening_line
 from lm.look.runs import LoadedModel, label, same_tokenizer, token_texts
 from lm.model.transformer import Attention, Transformer
+from lm.training.samples import validation_prompts
 
 MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
@@ -144,7 +145,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
         require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
     else:
-        validation, length = first.own_text[0], first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
+        validation, length = first.own_text[0].val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         ids = validation[passage * length : (passage + 1) * length + 1].tolist()
@@ -288,10 +289,10 @@ def attention(model: LoadedModel, text: str, position: int | None = None) -> dic
 
 def opening(model: LoadedModel) -> dict[str, str]:
     """Of the run's validation text: a line to continue, its beginning, and a frequent word to look up."""
-    try:
-        ids = model.own_text[0][:2000].tolist()
-    except (UserError, OSError):
-        ids = [model.tokenizer.begin]
+    ids, prompt = [model.tokenizer.begin], ""
+    with suppress(UserError, OSError):
+        ids = model.own_text[0].val[:2000].tolist()
+        prompt = next(iter(validation_prompts(model.own_text[0])), "")
     labels = Counter(label(model.tokenizer, token) for token in ids)
     word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
-    return {"prompt": opening_line(ids, model.tokenizer), "text": model.tokenizer.decode(ids[:48]), "token": word}
+    return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48]), "token": word}

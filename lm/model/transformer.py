@@ -7,7 +7,7 @@ heads (n_kv_heads for keys and values), K head_dim, V vocabulary size.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -252,8 +252,6 @@ class PostNormBlock(Block):
 
 BLOCKS: dict[str, type[Block]] = {"pre": Block, "post": PostNormBlock}
 
-Part = TypeVar("Part", bound=nn.Module)
-
 
 class Transformer(nn.Module):
     """The whole model. `vocab_size`, `seq_len` (the longest context) and `document_separator` come from the data.
@@ -283,7 +281,7 @@ class Transformer(nn.Module):
         self.vocab_size = vocab_size = max(vocab_size, config.vocab_rows or 0)
         self.seq_len, self.document_separator = seq_len, document_separator
 
-        def build(name: str, cls: Callable[..., Part], *args: object) -> Part:
+        def build(name: str, cls: Callable[..., Any], *args: object) -> Any:
             torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
             return cls(*args)
 

@@ -126,9 +126,14 @@ def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
     keys.sort(key=lambda key: not {key, key.rpartition(".")[0]} & typed)
     columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
     if any(run.note for run in runs):
-        columns.append(["status", *(_short(_status(run), width and WIDTH) for run in runs)])
-    results = [[HEADS.get(key, key), *(_result(run, key) for run in runs)] for key in RESULTS]
-    settings = [[HEADS.get(key, key), *(_setting(run, key) for run in runs)] for key in keys]
+        status = (" ".join(f"{run.status}: {run.note}".rstrip(": ").split()) for run in runs)
+        columns.append(["status", *(_short(cell, width and WIDTH) for cell in status)])
+    results, settings = ([[HEADS.get(key, key)] for key in names] for names in (RESULTS, keys))
+    for column, (key, decimals) in zip(results, RESULTS.items(), strict=True):
+        column += [format(run.result[key], decimals) if key in run.result else "" for run in runs]
+    for column, key in zip(settings, keys, strict=True):
+        most = 8 if key.endswith(("_hash", "sha256")) else None
+        column += [_short(to_override_value(run[key])[:most], WIDTH) for run in runs]
     columns += [*results[: len(SCORES)], *settings, *results[len(SCORES) :]]
     fitting, left = [], math.inf if width is None else width
     for column in columns:
@@ -138,18 +143,6 @@ def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
     more = len(columns) - len(fitting)
     rows = format_table([*zip(*fitting, strict=True)]).split("\n")
     return [*rows, f"{more} more column{'s' * (more > 1)}: csv=-"] if more else rows
-
-
-def _status(run: FoundRun) -> str:
-    return " ".join(f"{run.status}: {run.note}".split()) if run.note else run.status
-
-
-def _setting(run: FoundRun, key: str) -> str:
-    return _short(to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None], WIDTH)
-
-
-def _result(run: FoundRun, key: str) -> str:
-    return format(run.result[key], RESULTS[key]) if key in run.result else ""
 
 
 def _short(cell: str, width: int | None) -> str:

@@ -6,6 +6,7 @@ validated, as in metrics.csv: with optim.ema the average of the weights.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,24 +39,23 @@ class EmbeddingGradient:
     The gradient of the input embeddings is summed by token id; the remainder comes through the logits.
     """
 
-    def __init__(self, net: Transformer) -> None:
-        self.net = net
+    def __init__(self, net: Transformer, is_measured: Callable[[], bool]) -> None:
+        self.net, self.is_measured = net, is_measured  # of a step: all its backward passes, of the micro-batches
         self.input_grad: Tensor | None = None  # (V, D), while a step is measured
         # A compiler would miss a hook that acts in some steps only: this one is excluded from compilation.
         net.embed.register_forward_hook(torch.compiler.disable(self.watch))  # type: ignore[no-untyped-call]
 
-    def start(self) -> None:
-        """Measure every backward pass until `gradients` is called: the micro-batches of one step."""
+    def watch(self, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        if not (output.requires_grad and self.is_measured()):
+            return
         if self.input_grad is None:
             self.input_grad = torch.zeros_like(self.net.embed.weight, dtype=torch.float32, requires_grad=False)
+        total = self.input_grad
 
-    def watch(self, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        if (total := self.input_grad) is not None and output.requires_grad:
+        def add(grad: Tensor) -> None:  # (B, T, D)
+            total.index_add_(0, inputs[0].flatten(), grad.flatten(0, 1).float())
 
-            def add(grad: Tensor) -> None:  # (B, T, D)
-                total.index_add_(0, inputs[0].flatten(), grad.flatten(0, 1).float())
-
-            output.register_hook(add)  # type: ignore[no-untyped-call]
+        output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """The gradients (V, D) through the input embeddings and through the logits, after the last backward pass."""
@@ -76,14 +76,10 @@ class Diagnostics:
         self.run, self.data, self.state = run, data, state
         self.file = MetricsFile(path, state.step, COLUMNS)
         self.bands = frequency_bands(token_counts(data.train, state.net.vocab_size))
-        self.gradient = EmbeddingGradient(state.net)
+        self.gradient = EmbeddingGradient(state.net, lambda: self._is_due(state.step + 1))
 
     def _is_due(self, step: int) -> bool:
         return step % self.run.diagnostics.every == 0 or step == self.run.steps
-
-    def before_step(self) -> None:
-        if self._is_due(self.state.step + 1):
-            self.gradient.start()
 
     def before_clipping(self) -> None:
         if self._is_due(self.state.step + 1):

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -37,6 +38,7 @@ FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "silu": 2, "swig
 LONG_FLOPS = {"cpu": 1e14, "cuda": 2e16}
 LONG_MINUTES = 10
 
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TIMED_STEPS = 10  # after the first one
 log = logging.getLogger(__name__)
 
@@ -160,7 +162,10 @@ def _free_bytes() -> int | None:
     """Memory that is free, as far as the system tells; None if it does not."""
     try:
         meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return 1024 * int(meminfo["MemAvailable"].split()[0])
+        free = 1024 * int(meminfo["MemAvailable"].split()[0])
+        with suppress(OSError, ValueError):  # of the control group, as containers have one; "max" is no limit
+            free = min(free, int(MEMORY_LIMIT.read_text()))
+        return free
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
 

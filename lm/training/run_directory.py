@@ -26,6 +26,7 @@ from lm.config.identity import (
     is_runtime,
 )
 from lm.config.model import refuse_foreign_classes
+from lm.config.run import TrainerConfig
 from lm.data.paths import from_above
 from lm.system.files import read_csv, read_json, read_yaml, remove_partial, write_text
 
@@ -108,6 +109,8 @@ class RunDirectory:
             saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
             if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
                 return None
+            if "trainer" in keys and typed["trainer"]["max_steps"] == TrainerConfig().max_steps:
+                typed["trainer"]["max_steps"] = saved["trainer"]["max_steps"]  # a device is chosen, and no length
             is_other = any(_at(saved, key) != _at(typed, key) for key in others)
             if is_other and not (self.begun_with() or self.result.exists()):
                 return None

@@ -5,8 +5,6 @@ They are read with `weights_only=True`, so they cannot run code.
 
 import logging
 import math
-import os
-import re
 import zipfile
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -23,7 +21,6 @@ from lm.formats.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 
-CHECKPOINT, BEST = re.compile(r"step-(\d+)\.ckpt"), re.compile(r"best-(\d+)\.safetensors")
 log = logging.getLogger(__name__)
 
 
@@ -122,18 +119,13 @@ class State:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first. Raises OSError if it cannot be listed."""
-    return _files(folder, CHECKPOINT)
+    """The checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("step-[0-9]*.ckpt"), key=step_of, reverse=True)
 
 
 def best_files(folder: Path) -> list[Path]:
     """The files of the best weights in a folder, the newest first: each was the best when it was made."""
-    return _files(folder, BEST)
-
-
-def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
-    return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
+    return sorted(folder.glob("best-[0-9]*.safetensors"), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:

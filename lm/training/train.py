@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -59,9 +59,6 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     run.check_init()
     if run.init_from and not run.init_sha256:  # the hash of the weights is part of the identity of the run
         run = replace(run, init_sha256=read_base(run.init_from).sha256)
-    directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
-    if directory and (result := directory.finished_result(run)):
-        return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
@@ -70,7 +67,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
     }
-    directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
+    directory = RunDirectory(Path(run.run_dir or default_directory(run, settings["config_hash"])))
     if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
@@ -102,9 +99,9 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     fabric, signals = build_fabric(run.trainer), Signals()
 
-    with ExitStack() as stack:
-        resume_step = checkpoint["step"] if checkpoint else 0
-        loggers = stack.enter_context(trackers(run, directory.path, settings, resume_step)) if first else []
+    resume_step = checkpoint["step"] if checkpoint else 0
+    tracking: Any = trackers(run, directory.path, settings, resume_step) if first else nullcontext([])
+    with tracking as loggers:
         if first:
             later = [path for path in best_files(directory.checkpoints) if step_of(path) > resume_step]
             for path in later if resumes else [*checkpoints(directory.checkpoints), *later]:
@@ -144,8 +141,6 @@ def begin(
     model = fabric.setup(LossOf(net, run))  # `net` is on the device now
     average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
     optimizer = build_optimizer(net, run.optim, run.head)
-    for group in optimizer.param_groups:
-        group["peak_lr"] = group["lr"]
     state = State(config_hash=config_hash, net=net, optimizer=optimizer, average=average)
     if checkpoint:
         state.load(checkpoint)
@@ -190,8 +185,6 @@ def train_step(
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * lr_factor(state.step, run.steps, run.optim)
     net.head.on_train_step(state.step / run.steps, net.embed.weight, optimizer.state)
-    if diagnostics:
-        diagnostics.before_step()
     losses = []
     for k in range(n_micro):
         number = state.step * n_micro + k
