@@ -1,7 +1,7 @@
 """The report of an ablation: report.html, report.md, report.json, results.csv, curves.csv and figures/.
 
 In: the record and the frames of an ablation's folder, at any moment. Out: files. The functions below `write_report` say
-what the templates show, in the order of the page; nothing is computed here but means and ratios.
+what the templates show, in the order of the page; nothing is computed here but means and their intervals.
 """
 
 import json
@@ -90,6 +90,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "basis": [*basis],
         "warnings": warnings,
         "comparisons": comparisons,
+        "has_primary": any(row.primary for row in comparisons),
         "interactions": any(row.family == "interaction" for row in comparisons),
         "inner_ci": percent(1 - 2 * alpha),
         "alpha": f"{alpha:.3g}",

@@ -182,8 +182,8 @@ def judge(
     return comparisons
 
 
-def are_equal(sd: Any, mean: Any) -> Any:
-    """Whether differences of this spread and mean, numbers or series, are equal but for rounding."""
+def are_equal(sd: float, mean: float) -> bool:
+    """Whether differences of this spread and mean are equal but for rounding."""
     return sd <= SAME * abs(mean)
 
 

@@ -210,7 +210,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         if in_sweep:  # some of Hydra's launchers start its jobs in processes of their own
             configure_streams(world_size=1)
-        gc.collect()  # the trainer and the model of the job before refer to each other
+        gc.collect()  # the model of the job before may be part of a circle
         try:
             return task(config)
         except Exception as error:

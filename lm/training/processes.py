@@ -56,7 +56,7 @@ def build_fabric(trainer: TrainerConfig) -> Fabric:
 
 
 def _leave_process_group() -> None:
-    """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
+    """Destroy the process group when the interpreter exits.
 
     A Gloo thread that is still busy at exit would abort the process; Lightning destroys the group for NCCL only. This
     blocks until pending collectives have ended: at once where another process has died.

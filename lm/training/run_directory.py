@@ -53,7 +53,7 @@ def default_directory(run: RunConfig, config_hash: str) -> Path:
 
 
 class RunDirectory:
-    """The files of one run; the README describes each of them."""
+    """The files of one run; docs/runs.md describes each of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
