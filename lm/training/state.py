@@ -21,6 +21,7 @@ from lm.formats.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 
+STEP = 8 * "[0-9]"  # in the name of a file
 log = logging.getLogger(__name__)
 
 
@@ -120,12 +121,12 @@ class State:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("step-[0-9]*.ckpt"), key=step_of, reverse=True)
+    return sorted(folder.glob(f"step-{STEP}.ckpt"), reverse=True)
 
 
 def best_files(folder: Path) -> list[Path]:
     """The files of the best weights in a folder, the newest first: each was the best when it was made."""
-    return sorted(folder.glob("best-[0-9]*.safetensors"), key=step_of, reverse=True)
+    return sorted(folder.glob(f"best-{STEP}.safetensors"), reverse=True)
 
 
 def step_of(path: Path) -> int:
