@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm.ablation.record import RunFiles
 from lm.ablation.results import read_results
 from lm.ablation.warnings import report_warnings
 from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
@@ -143,8 +142,6 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         "val_loss": last_loss,
         "val_bpb": last_bpb,
         "n_params": run.result.get("n_params"),
-        "step": RunFiles(path).steps() if run.status == "unfinished" else None,
-        "steps": run["trainer.max_steps"],
         "curve": points,
     }
 

@@ -29,7 +29,6 @@ from lm.look.runs import LoadedModel, described_ablation, described_run, load, s
 from lm.look.views import attention, continuations, embeddings, opening, scored_text
 from lm.report.figures import INK, line_styles
 from lm.report.pages import render, script_hash
-from lm.system.terminal import duration
 from lm.training.run_directory import METRICS
 
 ADDRESS = "127.0.0.1"
@@ -130,7 +129,6 @@ class LookServer(ThreadingHTTPServer):
         self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
         self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, trust))
         self.ablation = lru_cache(maxsize=1)(lambda folder, _: described_ablation(folder))
-        self.first_seen: dict[str, tuple[float, int]] = {}  # when, and at which step, of runs that are being trained
         self.stopped: dict[str, Any] = {}  # the stamps of runs that no process was writing to
 
     @property
@@ -144,28 +142,23 @@ class LookServer(ThreadingHTTPServer):
         for name, path in places.items():
             stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # that of an ablation
             row = self.described(name, path, stamp)
-            progress = self._progress(row, path, stamp) if row["status"] == "unfinished" else {}
+            status = self._status(name, path, stamp) if row["status"] == "unfinished" else row["status"]
             color = styles[name].color.replace(INK, "var(--ink)")
-            rows.append(row | progress | {"color": color, "dashes": styles[name].linestyle})
+            rows.append(row | {"status": status, "color": color, "dashes": styles[name].linestyle})
         finished = [(row["name"], row["val_loss"]) for row in rows if row["status"] == "finished"]
         record = _stamp(self.folder, ("ablation.json", "results.csv")) if self.folder else ()
         ablation = self.ablation(self.folder, (record, tuple(finished))) if self.folder else None
         return {"runs": rows, "ablation": ablation}
 
-    def _progress(self, row: dict[str, Any], path: Path, stamp: Any) -> dict[str, str]:
-        """Whether an unfinished run is being trained, and how long it will take at the pace seen since it was listed.
+    def _status(self, name: str, path: Path, stamp: Any) -> str:
+        """Whether an unfinished run is being trained.
 
         A stopped run is asked only once until its files change: a process that begins to train it needs the lock.
         """
-        name, step, steps = row["name"], row["step"], row["steps"]
         if self.stopped.get(name) == stamp or not is_locked(path):
             self.stopped[name] = stamp
-            self.first_seen.pop(name, None)
-            return {"status": "stopped"}
-        now = time.monotonic()
-        start, first = self.first_seen.setdefault(name, (now, step))
-        left = (now - start) / (step - first) * (steps - step) if steps and step > first else None
-        return {"status": "running", "note": row["note"] + ("" if left is None else f", about {duration(left)} left")}
+            return "stopped"
+        return "running"
 
     def report(self, folder: Path) -> bytes:
         """The report of the ablation as it is now, with a link back."""
