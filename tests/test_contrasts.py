@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lm.ablation.contrasts import compare
+from lm.ablation.contrasts import compare_arms
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import interval, judge
+from lm.ablation.statistics import interval, judge_family
 
 BEND = {"c": 1.0, "b": -2.0, "a": 1.0}  # the curvature of a over b to c, say
 LOSSES: dict[str, list[Any]] = {  # by arm, of eight seeds
@@ -45,7 +45,7 @@ def runs(values: dict[str, list[Any]], budgets: str = "tokens") -> pd.DataFrame:
 
 
 def compared(question: AblationRecord, *of_runs: Any) -> pd.DataFrame:
-    return pd.DataFrame(contrast.row() for contrast in compare(question, *of_runs))
+    return pd.DataFrame(contrast.row() for contrast in compare_arms(question, *of_runs))
 
 
 def contrasts(frame: pd.DataFrame, regrets: dict[str, Regret] | None = None, **changes: Any) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def lose(lost: dict[tuple[str, int], Any]) -> pd.DataFrame:
 def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> None:
     frame = contrasts(runs(LOSSES).sample(frac=1, random_state=0))
     expected = {arm: [x - y for x, y in zip(LOSSES[arm], LOSSES["a"], strict=True)] for arm in "bc"}
-    for arm, judged in judge(expected, 0.001).items():
+    for arm, judged in judge_family(expected, 0.001).items():
         row = frame.loc[arm]
         assert row.differences == pytest.approx(expected[arm])
         assert (row.baseline, row.budget, row.family, row.metric) == ("a", "tokens", "primary", "val_loss")
@@ -158,7 +158,7 @@ def test_a_weighted_sum_is_judged_and_changes_no_other_comparison() -> None:
     row = frame.loc["bend"]
     b, c = frame.loc["b"].differences, frame.loc["c"].differences
     assert row.differences == pytest.approx([y - x for x, y in zip(b, c, strict=True)])
-    assert row.p == judge({"bend": row.differences}, 0.001)["bend"].p
+    assert row.p == judge_family({"bend": row.differences}, 0.001)["bend"].p
     assert (row.baseline, row.verdict, row.primary) == ("c - 2 b + a", "better", False)
     assert row.sentence.startswith("c + a is better than 2 b: -0.10")
     assert contrasts(lose({("a", 3): "missing"}), contrasts={"bend": BEND}, **CHAIN).loc["bend"].lost_seeds == [3]

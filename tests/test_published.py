@@ -25,7 +25,7 @@ from lm.ablation.results import read_results
 from lm.ablation.statistics import TuningVariance
 from lm.cli.compose import compose
 from lm.cli.question import compose_arms
-from lm.cli.tables import sweep
+from lm.cli.summaries import sweep
 from lm.config import RunConfig
 from lm.config.ablation import METRICS, AblateConfig
 from lm.config.identity import config_hash, flat

@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 
 from lm.cli.compose import compose, quoted
-from lm.cli.recipe import notes, size_of, with_recipe
+from lm.cli.recipe import notes, text_size, with_recipe
 from lm.config import RunConfig, UserError
 from lm.config.data import RECIPES, recipe_of
 
@@ -118,8 +118,8 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
 
     (tmp_path / "my.txt").write_text(TEXT)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 3))
-    assert size_of(str(tmp_path / "a.txt.gz"), "text")[0] == 3 * len(TEXT)
-    assert size_of(str(tmp_path), "text")[0] == 4 * len(TEXT)
+    assert text_size(str(tmp_path / "a.txt.gz"), "text")[0] == 3 * len(TEXT)
+    assert text_size(str(tmp_path), "text")[0] == 4 * len(TEXT)
     (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
     asked = ["data=text", f"data.path={tmp_path}/large.txt", "data.max_bytes=5000"]
     assert with_recipe(asked)[0] == f"experiment={recipe_of(5000)}"

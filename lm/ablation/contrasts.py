@@ -15,7 +15,7 @@ from scipy import special
 
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge
+from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge_family
 from lm.config.ablation import BUDGET_NAMES, METRICS, weighted_sum
 from lm.config.identity import key_of
 from lm.report.pages import fixed, signed
@@ -88,7 +88,7 @@ class Contrast(Comparison):
         return {key: value for key, value in vars(self).items() if key not in INTERNAL}
 
 
-def compare(
+def compare_arms(
     record: AblationRecord,
     runs: pd.DataFrame,
     regrets: Mapping[str, Regret],
@@ -112,7 +112,7 @@ def compare(
     tested = dict[str, Comparison]()
     for family in FAMILIES:
         own = {member.key: member for member in members if member.family == family}
-        tested |= judge(
+        tested |= judge_family(
             {key: member.differences for key, member in own.items()},
             record.equivalence_margin,
             METRICS[record.metric][0],

@@ -341,8 +341,8 @@ def make_plan(
     ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
     most_threads = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
-    record = before or AblationRecord(**question_of(ablation))
-    arms = build_arms(ablation, runs, threads, record.arms, texts)
+    earlier = before or AblationRecord(**question_of(ablation))
+    arms = build_arms(ablation, runs, threads, earlier.arms, texts)
     if base is not None:
         with error_prefix("ablation.base"):
             base_arm = build_arm(BASE, ablation.base or [], base, threads, texts)
@@ -365,20 +365,20 @@ def make_plan(
     fitted = dict[str, int]()
     if ablation.minutes is not None:
         time_steps([*arms.values(), *filter(None, [base_arm])])
-        fitted = _fit(ablation, arms, base_arm, record, workers)
+        fitted = _fit(ablation, arms, base_arm, earlier, workers)
         ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
         for arm in arms.values():
             arm.steps["own"] = max(1, arm.steps["own"] * fitted["steps"] // fitted["of_steps"])
         set_steps(ablation, arms)
-    asked = replace(
-        record,
+    record = replace(
+        earlier,
         **question_of(ablation),
         overrides=config.overrides,
         common=ablation.overrides,
         base=ablation.base if base_arm else None,
         pairs=ablation.pairs(),
         designs_seen=designs_seen(before, reader) if before else [],
-        begun=record.begun or now(),
+        begun=earlier.begun or now(),
         ended=None,
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
@@ -388,7 +388,7 @@ def make_plan(
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    return Plan(ablation, arms, base_arm, reader, asked, record)
+    return Plan(ablation, arms, base_arm, reader, record, earlier)
 
 
 def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:

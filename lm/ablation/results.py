@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.contrasts import ENDED, FAMILIES, Contrast, compare, level_of, percent
+from lm.ablation.contrasts import ENDED, FAMILIES, Contrast, compare_arms, level_of, percent
 from lm.ablation.record import (
     BASE,
     FOLDERS,
@@ -198,8 +198,8 @@ class Results:
 
     @cached_property
     def contrasts(self) -> list[Contrast]:
-        """Each comparison under each budget, interactions included: see `compare`."""
-        return compare(self.record, self.runs, self.regrets, self.failed_searches)
+        """Each comparison under each budget, interactions included: see `compare_arms`."""
+        return compare_arms(self.record, self.runs, self.regrets, self.failed_searches)
 
     @cached_property
     def comparisons(self) -> list[Contrast]:

@@ -140,7 +140,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judge(
+def judge_family(
     family: Mapping[str, Sequence[float]],
     margin: float,
     lower_is_better: bool = True,

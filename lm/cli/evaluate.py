@@ -20,7 +20,7 @@ from tqdm import tqdm
 from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import kinds_of
-from lm.cli.tables import detail_tables, score_table
+from lm.cli.summaries import detail_tables, score_table
 from lm.cli.words import is_folder, is_text, runs_of, split_words, with_folders, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.config.checks import error_prefix, without_secrets

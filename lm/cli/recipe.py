@@ -20,13 +20,16 @@ from lm.cli.mistakes import CONFIGS
 from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
 from lm.config.data import RECIPES, recipe_of
-from lm.config.identity import REPLACED, key_of
+from lm.config.identity import key_of
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
 MIN_CHARACTERS = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
+# What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
+# recipe and the scales of its head suit tokens of its own kind.
+REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep
@@ -97,7 +100,7 @@ def _recipe_of_texts(typed: Values) -> list[str]:
     column = str(typed.get("data.column", ["text"])[0])
     try:
         sizes = {
-            str(path): [min(size, most or inf) for size in size_of(str(path), str(kind), column)]
+            str(path): [min(size, most or inf) for size in text_size(str(path), str(kind), column)]
             for kind, path, most in texts
         }
     except UserError as error:
@@ -123,7 +126,7 @@ def _in_words(size: float) -> str:
     return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
-def size_of(path: str, kind: str, column: str = "text") -> tuple[int, int]:
+def text_size(path: str, kind: str, column: str = "text") -> tuple[int, int]:
     """The bytes of a text, decompressed and of a local table those of a column, and its characters in UTF-8.
 
     Both as far as they decide its recipe: the file at which they do is the last that is read.

@@ -22,7 +22,7 @@ from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_da
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
-from lm.cli.tables import ending, plan, summary, sweep
+from lm.cli.summaries import ending, plan, summary, sweep
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError, require
 from lm.config.identity import is_verb, key_of

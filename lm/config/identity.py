@@ -18,7 +18,7 @@ DECIDING = (
     *(f"trainer.{key}" for key in ("max_steps", "accelerator", "precision", "strategy", "devices", "num_nodes")),
     *("trainer.gradient_clip_val", "trainer.accumulate_grad_batches"),
 )
-LATER = {"loss_temperature": 1.0, "ngram_smoothing": 0.0}
+UNLESS_DEFAULT = {"loss_temperature": 1.0, "ngram_smoothing": 0.0}
 # Where a run is, what is logged of it and how. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
@@ -29,9 +29,6 @@ RUNTIME = (
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
 # Settings that `lm.training.resolve` fills in by the machine.
 RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "compile", "threads")
-# What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
-# recipe and the scales of its head suit tokens of its own kind.
-REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -83,7 +80,7 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
         groups.remove("data.val_fraction")
     # a run with the default is what it was before there was the key
-    groups |= {key for key, default in LATER.items() if leaves.get(key, default) != default}
+    groups |= {key for key, default in UNLESS_DEFAULT.items() if leaves.get(key, default) != default}
     if leaves.get("compile") and leaves.get("activation_checkpointing"):  # a compiler fuses what is repeated otherwise
         groups.add("activation_checkpointing")
     leaves.pop("head.name", None)  # a label

@@ -37,8 +37,8 @@ class KVCache:
 
 def attention_inputs(
     tokens: Tensor, positions: Tensor, cache: KVCache | None, separator: int | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """The positions that are encoded, and the additive attention mask (B, 1, T, S) in `dtype`; None: causal.
+) -> tuple[Tensor, Tensor]:
+    """The positions that are encoded, and the additive attention mask (B, 1, T, S) in `dtype`.
 
     tokens: (B, T) ids; positions: (B, T), or (T,) without a cache, their places in the row.
 
@@ -46,8 +46,6 @@ def attention_inputs(
     begins each document, it attends to the earlier tokens of its own document alone, and positions start anew at each
     document. If a row begins inside a document, the rest of that document has the positions of a row's beginning.
     """
-    if separator is None and cache is None:
-        return positions, None
     keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)  # (..., S)
     if separator is None:
         return positions, _additive_mask(keys > positions[..., None], dtype)

@@ -309,8 +309,9 @@ class Transformer(nn.Module):
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-        x = self.embed(tokens)  # (B, T, D)
-        encoded, mask = attention_inputs(tokens, positions, cache, self.document_separator, x.dtype)
+        x, encoded, mask = self.embed(tokens), positions, None  # (B, T, D), (T,), causal
+        if cache is not None or self.document_separator is not None:  # positions within the document, (B, T)
+            encoded, mask = attention_inputs(tokens, positions, cache, self.document_separator, x.dtype)
         x = self.dropout(self.position.embed(x, encoded))  # (B, T, D)
         context = Context(positions, self.position.rotation(encoded), mask, cache)
         for block in self.blocks:

@@ -19,7 +19,7 @@ from lm.training.state import State
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 
 
-def size_of(net: Transformer, run: RunConfig) -> dict[str, Any]:
+def cost_of(net: Transformer, run: RunConfig) -> dict[str, Any]:
     """What a model and its training cost."""
     return {
         "n_params": n_params(net),

@@ -37,7 +37,7 @@ from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
 from lm.training.progress import Clock, log_baseline, log_end, log_start, log_validation, shows_bar, training_bar
 from lm.training.resolve import build_model, decide, time_run
-from lm.training.result import build_result, size_of
+from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, draw_samples
 from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
@@ -96,7 +96,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
     net, chat = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot), Chat()
     if run.init_from and not checkpoint:
         settings["init_record"], chat = load_init_weights(net, run, data)
-    size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
+    size = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     fabric, signals = build_fabric(run.trainer), Signals()
 
     resume_step = checkpoint["step"] if checkpoint else 0

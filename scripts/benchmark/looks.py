@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lm.ablation.statistics import ALPHA, TuningVariance, judge
+from lm.ablation.statistics import ALPHA, TuningVariance, judge_family
 
 PLANS = ((5, 8, 12), (3, 5, 8), (5, 10), (4, 8, 12))
 MARGIN, WIDE, TUNING_SD, TUNING_DF = 0.5, 3.0, 0.3, 10
@@ -31,7 +31,7 @@ def ends(
         verdicts = []
         for look in looks:
             family = {str(i): row[:look].tolist() for i, row in enumerate(values)}
-            judged = judge(family, margin, tunings=tunings, alpha=ALPHA / len(looks)).values()
+            judged = judge_family(family, margin, tunings=tunings, alpha=ALPHA / len(looks)).values()
             verdicts.append([each.verdict for each in judged])
         stop = next((i for i, every in enumerate(verdicts) if "undecided" not in every), len(looks) - 1)
         families.append((stop, verdicts))

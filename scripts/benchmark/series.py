@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from lm.ablation.ledger import ASKED, COLUMNS, ENDED, series
-from lm.ablation.statistics import Comparison, judge
+from lm.ablation.statistics import Comparison, judge_family
 
 QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
 MARGIN = 1e-9  # nothing is equivalent
@@ -21,7 +21,7 @@ Answer = tuple[bool, int, float]  # whether a change is kept, runs of its arm, a
 
 
 def judged(values: Sequence[float]) -> Comparison:
-    return judge({"": [*values]}, MARGIN)[""]
+    return judge_family({"": [*values]}, MARGIN)[""]
 
 
 def once(draw: Callable[[int], list[float]]) -> Answer:
@@ -57,7 +57,7 @@ def asked_in_series(rng: np.random.Generator) -> list[Answer]:
     for i in range(QUESTIONS):
         values = draws(rng, i)(SEEDS)
         is_ahead = fmean(values[:FUTILITY]) < 0
-        tested = judged(values) if is_ahead else judge({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
+        tested = judged(values) if is_ahead else judge_family({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
         answers.append((tested, SEEDS if is_ahead else FUTILITY))
         line = dict.fromkeys(COLUMNS, "") | {"comparison": str(i), "event": ASKED}
         rows += [line, line | {"event": ENDED, "verdict": tested.verdict, "p": repr(tested.p)}]

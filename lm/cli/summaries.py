@@ -78,7 +78,7 @@ def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:
     ]
     if several:
         return _rows(plain)
-    return [(key, _number(value)) for key, value in plain[0].items() if key not in ("run", "text")]
+    return [(key, _cell(value)) for key, value in plain[0].items() if key not in ("run", "text")]
 
 
 def detail_tables(scores: list[dict[str, Any]], several: bool) -> Iterator[tuple[str, Rows]]:
@@ -92,10 +92,10 @@ def detail_tables(scores: list[dict[str, Any]], several: bool) -> Iterator[tuple
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> Rows:
-    return [tuple(records[0]), *(tuple(map(_number, record.values())) for record in records)]
+    return [tuple(records[0]), *(tuple(map(_cell, record.values())) for record in records)]
 
 
-def _number(value: Any) -> str:
+def _cell(value: Any) -> str:
     return f"{value:,.4f}" if isinstance(value, float) else "beyond e^700" if value is None else str(value)
 
 
