@@ -1,17 +1,12 @@
-"""The benchmark measures what it says: candidates alternate, ratios are within rounds, references compute the same."""
+"""The benchmark measures what it says: candidates alternate, and ratios are within rounds."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import ROOT, SEQ, TIED, VOCAB, Script, tiny
+from conftest import Script
 
-from lm.model.transformer import Transformer
 from scripts.benchmark.measure import Measurement, alternate, compare, median_ratio
-from scripts.benchmark.models import in_transformers
 from scripts.benchmark.run import SECTIONS, BenchmarkConfig, benchmark
 
 
@@ -27,14 +22,6 @@ def test_candidates_alternate_and_a_ratio_is_taken_within_a_round() -> None:
     assert Measurement("s", "w", 1.0, "ms").ratio is None
 
 
-def test_the_reference_computes_the_same() -> None:
-    net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=VOCAB, seq_len=SEQ).eval()
-    tokens = torch.arange(SEQ)[None]
-    model = in_transformers(net)
-    assert model is not None
-    torch.testing.assert_close(model(tokens).logits, net(tokens), rtol=0, atol=2e-5)
-
-
 @pytest.mark.nightly
 def test_every_section_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     table = benchmark(BenchmarkConfig(seconds=0.0, threads=2))
@@ -44,15 +31,9 @@ def test_every_section_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_prints_a_table_and_writes_json(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_prints_a_table_and_writes_json(script: Script, tmp_path: Path) -> None:
     answer = script("benchmark", "only=[limits]", "seconds=0", "output=out.json", "threads=1")
     assert answer.returncode == 0, answer.stderr
     assert "memory bandwidth" in answer.stdout
     rows = json.loads((tmp_path / "out.json").read_text())["measurements"]
     assert all(row["value"] > 0 and row["section"] == "limits" for row in rows)
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "onli=[limits]"])
-    assert runpy.run_path(str(ROOT / "scripts/benchmark.py"))["main"]() == 2
-    assert capsys.readouterr().err.count("\n") == 1
