@@ -16,7 +16,7 @@ import pytest
 from conftest import Outcome
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.data import tables
+from lm.data import paths
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
@@ -94,7 +94,7 @@ def test_configuration_revision_and_split_are_read(
 def test_only_wanted_rows_and_columns_are_downloaded(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "RANGE", 1 << 16)
+    monkeypatch.setattr(paths, "RANGE", 1 << 16)
     server.commit("owner/stories", STORIES)
     rows = itertools.islice(open_source(stories(tmp_path, name="large")).documents(None), 30)
     assert [b"".join(blocks).decode() for _, blocks in rows] == [f"{i} " * 3000 for i in range(30)]

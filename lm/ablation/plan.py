@@ -36,7 +36,6 @@ from lm.training.resolve import least_bytes, resolve
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
-NO_OTHER_LENGTH = {"max_tokens": None, "max_minutes": None}
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
 
 
@@ -81,8 +80,8 @@ class Plan:
             base = self.spec(BASE, self.base, own_seed, "own", {}) if self.base and purpose != BASE else None
             after = base and base.run_dir
             start = {"init_from": str(self.reader.folder / after)} if after else {}
-            of_run = {**values, "trainer.max_steps": steps, "seed": own_seed, **start, **NO_OTHER_LENGTH}
-            run = change(arm.run, of_run)
+            length = {"trainer.max_steps": steps, "max_tokens": None, "max_minutes": None}
+            run = change(arm.run, {**values, **length, "seed": own_seed, **start})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
             name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
             run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"

@@ -21,7 +21,7 @@ from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
 from lm.config.data import RECIPES, recipe_of
 from lm.config.identity import key_of
-from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
+from lm.data.paths import BLOCK, COMPRESSED, SUFFIXES, is_url, local_files, open_file, reading_from
 from lm.system.terminal import to_override_value
 
 MIN_CHARACTERS = 2_000  # a page of text, of which a tenth is held out
@@ -141,8 +141,6 @@ def text_size(path: str, kind: str, column: str = "text") -> tuple[int, int]:
                 with file.open("rb") as content:
                     n_characters += _characters(content.read(4 * MIN_CHARACTERS))
             continue
-        from lm.data.tables import reading_from
-
         with reading_from(str(file) if isinstance(file, Path) else f"data.path={path}", kind):
             for piece in _pieces(file, kind, column):
                 n_bytes, n_characters = n_bytes + len(piece), n_characters + _characters(piece)
@@ -156,7 +154,7 @@ def _characters(text: bytes) -> int:
 
 
 def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
-    from lm.data.tables import BLOCK, READERS, cells_in, documents_of, open_file
+    from lm.data.tables import READERS, cells_in, documents_of
 
     if kind in READERS and isinstance(file, Path):
         yield from (text for _, (text,) in documents_of(cells_in(file, kind, column), column))

@@ -1,17 +1,24 @@
-"""The files that a file name, folder, glob or address stands for. Imports nothing heavy."""
+"""The files that a file name, folder, glob or address stands for, and how one is opened. Imports nothing heavy."""
 
 import glob
+import io
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import expanded
 
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".parquet",), "tokens": (".bin",)}
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
+BLOCK = 1 << 20  # bytes that are read at a time
+RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
+TIMEOUT = 30.0  # seconds without an answer or a byte
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -118,3 +125,53 @@ def _walk(root: Path) -> Iterator[Path]:
 def raise_error(error: OSError) -> NoReturn:
     """For os.walk, which would skip a folder that it cannot read."""
     raise error
+
+
+# --- a file that may be compressed or lie on a server
+
+
+def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
+    """A local file or one at an address, decompressed as its name says."""
+    if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
+        return open(file, "rb")
+    from fsspec.utils import infer_compression
+
+    filesystem, path = filesystem_of(file)
+    is_http = is_url(str(file)) and str(file).startswith("http")  # not every server sends parts of a file
+    compression = infer_compression(str(file).partition("?")[0] if is_http else path)
+    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
+    if seekable and is_http:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+        shutil.copyfileobj(stream, copy, BLOCK)
+        return copy
+    return stream if seekable else io.BufferedReader(stream, BLOCK)
+
+
+def filesystem_of(file: Path | str) -> tuple[Any, str]:
+    import aiohttp
+    import fsspec
+    import pyarrow as pa
+
+    zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
+    fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
+    if not (is_url(str(file)) and str(file).startswith("http")):
+        return fsspec.url_to_fs(str(file))
+    timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
+    return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})
+
+
+@contextmanager
+def reading_from(place: str, kind: str) -> Iterator[None]:
+    """Turn what a reader raises into a UserError that names the place."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        reason = getattr(error, "strerror", None) or first_line(error.__cause__ or error)
+        raise UserError(f"{place}: cannot be read as {kind} ({reason}){cure}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lm.config import DataConfig, UserError
-from lm.data.paths import SUFFIXES, is_url, local_files, raise_error, suffix
-from lm.data.tables import (
+from lm.data.paths import (
     BLOCK,
-    READERS,
+    SUFFIXES,
     TIMEOUT,
-    cells_in,
-    cells_of,
-    documents_of,
     filesystem_of,
     first_line,
+    is_url,
+    local_files,
     open_file,
+    raise_error,
     reading_from,
+    suffix,
 )
+from lm.data.tables import READERS, cells_in, cells_of, documents_of
 from lm.system.files import json_sha256, read_json, write_json
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")

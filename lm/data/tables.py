@@ -1,4 +1,4 @@
-"""Files that may be compressed or lie on a server, and the cells of a column of JSON, CSV and Parquet files.
+"""The cells of a column of JSON, CSV and Parquet files.
 
 No type is guessed, which is why `datasets.load_dataset` does not read them: it re-encodes JSON of mixed types, and
 takes digits in CSV for numbers.
@@ -7,68 +7,15 @@ takes digits in CSV for numbers.
 import csv
 import io
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lm.config import UserError
-from lm.data.paths import COMPRESSED, is_url, suffix
+from lm.data.paths import BLOCK, open_file, reading_from, suffix
 
-BLOCK = 1 << 20  # bytes that are read at a time
-RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
-TIMEOUT = 30.0  # seconds without an answer or a byte
-
-
-def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
-    """A local file or one at an address, decompressed as its name says."""
-    if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
-        return open(file, "rb")
-    from fsspec.utils import infer_compression
-
-    filesystem, path = filesystem_of(file)
-    is_http = is_url(str(file)) and str(file).startswith("http")  # not every server sends parts of a file
-    compression = infer_compression(str(file).partition("?")[0] if is_http else path)
-    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
-    if seekable and is_http:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
-        shutil.copyfileobj(stream, copy, BLOCK)
-        return copy
-    return stream if seekable else io.BufferedReader(stream, BLOCK)
-
-
-def filesystem_of(file: Path | str) -> tuple[Any, str]:
-    import aiohttp
-    import fsspec
-    import pyarrow as pa
-
-    zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
-    fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
-    if not (is_url(str(file)) and str(file).startswith("http")):
-        return fsspec.url_to_fs(str(file))
-    timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
-    return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})
-
-
-@contextmanager
-def reading_from(place: str, kind: str) -> Iterator[None]:
-    """Turn what a reader raises into a UserError that names the place."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        reason = getattr(error, "strerror", None) or first_line(error.__cause__ or error)
-        raise UserError(f"{place}: cannot be read as {kind} ({reason}){cure}") from error
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
 
 
 def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[bytes]]]:

@@ -15,9 +15,9 @@ import xxhash
 from tqdm import tqdm
 
 from lm.config import UserError
+from lm.data.paths import BLOCK
 from lm.data.sources import Source
 
-BLOCK = 1 << 20  # bytes that are read at a time
 CHARACTER = 4  # bytes of the longest one
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
