@@ -20,7 +20,7 @@ from torch import Tensor
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
 from lm.data.tokens import prepare
 from lm.system.device import cores, count_threads, has_native_bf16
-from lm.training.loss import HAS_CHUNKED, build_loss
+from lm.training.loss import HAS_CHUNKED, LossOf
 from lm.training.resolve import build_model, least_bytes, resolve
 from lm.training.train import train
 from tests.helpers.runs import MUON, change, short_run
@@ -210,7 +210,7 @@ def kept_for_backward(run: RunConfig) -> int:
     tokens, targets = torch.randint(257, (2, run.data.batch_size, run.data.seq_len))
     is_mixed = run.trainer.precision == "bf16-mixed"
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=is_mixed):
-        build_loss(run)(net, tokens, targets)
+        LossOf(net, run)(tokens, targets)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
     return sum(size for address, size in sizes.items() if address not in parameters)
 
@@ -236,5 +236,5 @@ def test_every_run_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
         compiled.append(0)
         run = replace(RunConfig(loss="plain", compile=True), model=tiny(n_layers=1, d_ff=width))
         tokens = torch.zeros(1, 8, dtype=torch.long)
-        build_loss(run)(build_model(run, 97), tokens, tokens)
+        LossOf(build_model(run, 97), run)(tokens, tokens)
     assert min(compiled) > 0

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.record import ArmRecord
-from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes, require
+from lm.config import RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
@@ -28,7 +28,7 @@ from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
-from lm.training.init_from import copy_weights
+from lm.training.init_from import check_start
 from lm.training.optim import step_flops
 from lm.training.resolve import bare_step, n_batches, resolve
 
@@ -76,7 +76,8 @@ def build_arms(
         arms[name] = arm
         if runs[name].init_from:
             loaded = read_base(str(runs[name].init_from)).settings
-            check_start(arm, loaded.model, loaded.head, loaded.seq_len)
+            with error_prefix(f"ablation.arms.{name}"):
+                check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
     arms = {name: arms[name] for name in config.arms}
     _check_distinct(config, arms)
     _check_same_validation_text(config, arms)
@@ -136,14 +137,6 @@ def build_arm(
         seconds_per_step=seconds,
         steps={"own": steps},
     )
-
-
-def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise UserError if the arm cannot start from such a model. On the meta device, so weights are not needed."""
-    with error_prefix(f"ablation.arms.{arm.name}"):
-        with torch.device("meta"):
-            loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
-        copy_weights(meta_model(arm.run, arm.vocab_size), loaded, arm.run.init_tied_matrix)
 
 
 def _check_distinct(config: AblationConfig, arms: Arms) -> None:

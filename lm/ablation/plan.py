@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, set_steps, time_steps
+from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, set_steps, time_steps
 from lm.ablation.contrasts import ENDED
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
@@ -31,6 +31,7 @@ from lm.config.run import NO_LIMIT
 from lm.data.tokens import TextData
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
+from lm.training.init_from import check_start
 from lm.training.resolve import least_bytes, resolve
 
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
@@ -348,7 +349,8 @@ def make_plan(
         for name, arm in arms.items():
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
-            check_start(arm, base.model, base.head, base.data.seq_len)
+            with error_prefix(f"ablation.arms.{name}"):
+                check_start(arm.run, arm.vocab_size, base.model, base.head, base.data.seq_len)
     root = arms[ablation.root(ablation.baseline)]
     if (minutes := root.run.max_minutes) is not None:  # that of all arms
         expected = "null beside ablation.base and ablation.minutes"

@@ -147,6 +147,8 @@ def _describe(error: Exception) -> tuple[str | None, int]:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
+    if "returned nan values" in text:  # with trainer.detect_anomaly, which has shown where
+        return f"{text.splitlines()[0]} choose a lower optim.lr", 2
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
         return f"compile=true: {text.splitlines()[0]}; a new run with compile=false needs no compiler", 2
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed

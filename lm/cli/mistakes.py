@@ -64,7 +64,10 @@ def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
         message = _format_config_error(error, overrides, kinds)
         is_named = any(key_of(override) in message for override in overrides)
         raise UserError(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
-    except (AttributeError, AssertionError) as error:  # of OmegaConf, for names below a setting of Hydra that is null
+    except (AttributeError, AssertionError) as error:  # of OmegaConf, for names below what is null
+        for key in map(key_of, overrides):
+            if re.match(r"logger\.\w+\.", key):
+                raise UserError(f"{key}: is for logger={key.split('.')[1]}, which is to be chosen too") from error
         if not (own := [override for override in overrides if key_of(override).startswith("hydra.")]):
             raise
         raise UserError(f"{' '.join(own)}: cannot be merged; write it below hydra: in an experiment file") from error

@@ -26,7 +26,6 @@ from lm.model.user_class import import_class
 from lm.runs.curves import read_curves
 from lm.runs.find import read_run
 from lm.system.device import best_device
-from lm.system.terminal import duration
 from lm.training.run_directory import RunDirectory
 from lm.training.state import checkpoints
 
@@ -159,12 +158,9 @@ def _has_model(path: Path) -> bool:
 def described_ablation(folder: Path) -> dict[str, Any]:
     """The question of an ablation, the verdicts so far and what is left. Raises UserError."""
     results = read_results(folder)
-    record, counts, runs = results.record, results.counts(), results.reported().drop_duplicates("run_dir")
-    to_go, seconds = counts["missing"], runs["seconds"].astype(float).median()
+    record, counts = results.record, results.counts()
     left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
-    left += [f"{counts[status]} {status}" for status in ("failed", "diverged") if counts[status]]
-    if to_go:
-        left += [f"{to_go} to go" + (f", about {duration(to_go * seconds / record.workers)}" if seconds > 0 else "")]
+    left += [f"{counts[status]} {status}" for status in ("failed", "diverged", "missing") if counts[status]]
     if untuned := record.untuned():
         left += [f"still tuned: {', '.join(untuned)}"]
     return {

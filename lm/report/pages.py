@@ -41,7 +41,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (nbsp, signed, fixed, grouped, p_value, collapse_lines, md, code, fence)
+    filters = (nbsp, signed, fixed, grouped, p_value, md, code, fence)
     environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
     environment.tests["missing"] = _missing
     return environment
@@ -89,15 +89,6 @@ def grouped(value: float | None) -> str:
 
 def p_value(p: float | None) -> str:
     return NO_VALUE if p is None or p != p else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def collapse_lines(text: str) -> str:
-    """Barely trained models write empty lines by the dozen.
-
-    >>> collapse_lines("a" + 40 * "\\n")
-    'a\\n⏎ 40\\n'
-    """
-    return re.sub(r"\n{5,}", lambda run: f"\n⏎ {len(run[0])}\n", re.sub(r"\r\n?", "\n", text))
 
 
 def md(text: Any) -> str:

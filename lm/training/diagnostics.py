@@ -74,7 +74,7 @@ class Diagnostics:
 
     def __init__(self, path: Path, run: RunConfig, data: TextData, state: State) -> None:
         self.run, self.data, self.state = run, data, state
-        self.file = MetricsFile(path, state.step, COLUMNS)
+        self.file = MetricsFile(path, state.step, columns=COLUMNS)
         self.bands = frequency_bands(token_counts(data.train, state.net.vocab_size))
         self.gradient = EmbeddingGradient(state.net, lambda: self._is_due(state.step + 1))
 

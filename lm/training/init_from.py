@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import RunConfig, UserError
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError
 from lm.config.run import TIED_MATRICES
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
@@ -54,6 +54,14 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
     return record, tokenizer.chat
+
+
+def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
+    """Raise UserError if a run cannot start from such a model. On the meta device, so weights are not needed."""
+    with torch.device("meta"):
+        loaded = Transformer(model, head, vocab_size=vocab_size, seq_len=seq_len)
+        net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
+    copy_weights(net, loaded, run.init_tied_matrix)
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

@@ -8,7 +8,6 @@ logits come out smaller (Agarwala et al., 2020). Scores are of these. With ngram
 shares of all tokens: 1 - ngram_smoothing of the one that follows, and the rest as an n-gram model expects.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,8 +18,6 @@ from lm.config import RunConfig, UserError
 from lm.model.head import HEADS
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
-
-Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets to a scalar
 
 HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 CHUNK_ROWS = 512  # rows of logits in memory at a time
@@ -70,20 +67,18 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
     return "chunked" if faster and is_linear and not run.ngram_smoothing else "plain"
 
 
-def build_loss(run: RunConfig) -> Loss:
-    """The loss of a resolved run, compiled by torch if run.compile."""
-    loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
-    if run.compile:
-        torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
-    return torch.compile(loss) if run.compile else loss
-
-
 class LossOf(nn.Module):
-    """A model with its loss: what Fabric moves to a device, runs in a precision and wraps for several processes."""
+    """A model with the loss of a resolved run, compiled if run.compile.
+
+    It is what Fabric moves to a device, runs in a precision and wraps for several processes.
+    """
 
     def __init__(self, net: Transformer, run: RunConfig) -> None:
         super().__init__()
-        self.net, self.loss = net, build_loss(run)
+        loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
+        if run.compile:
+            torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
+        self.net, self.loss = net, torch.compile(loss) if run.compile else loss
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.net, tokens, targets)  # ids (B, T), and ids or shares of tokens (B, T, V)

@@ -3,7 +3,7 @@
 import csv
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,16 +36,19 @@ def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
 
 
 class MetricsFile:
-    """A CSV file with a row for each logged step, in order, also after a resume. It holds no times.
+    """A CSV file with a row for each logged step, in order, also after a resume, without times; trackers get a copy.
 
     Rows of an existing file up to `resume_step` are kept; later steps will be logged again.
     """
 
-    def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
-        self.path, self.columns = path, columns
+    def __init__(
+        self, path: Path, resume_step: int = 0, loggers: Sequence[Any] = (), columns: tuple[str, ...] = COLUMNS
+    ) -> None:
+        self.path, self.loggers, self.columns = path, loggers, columns
         rows = read_rows(path) if resume_step else []
         with reading(path):  # a person may have edited it
             rows = [row for row in rows if int(row["step"]) <= resume_step]
+        self.last_step = int(rows[-1]["step"]) if rows else 0
         write_text(path, csv_text(columns, rows))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
@@ -53,6 +56,8 @@ class MetricsFile:
             csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore").writerow(
                 {"step": step, **metrics}
             )
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step)
 
     def sync(self) -> None:
         """Wait until all rows are on disk: a checkpoint must not be newer than they are."""

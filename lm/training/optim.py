@@ -88,7 +88,10 @@ SAFETY = 1.01  # keeps rounding from pushing a singular value out of the range t
 def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
     """U V^T, approximately, for each U S V^T of a batch (N, rows, columns) with rows <= columns: matmuls, no SVD."""
     x = x / (x.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-7)  # a gradient of zeros stays zero
-    for a, b, c in COEFFICIENTS[:ns_steps]:
+    coefficients, s = [*COEFFICIENTS[:ns_steps]], SAFETY
+    if ns_steps > 4:  # rounding to bfloat16 lifts singular values above 1, from where undamped steps would raise them
+        coefficients[:-1] = ((a / s, b / s**3, c / s**5) for a, b, c in coefficients[:-1])
+    for a, b, c in coefficients:
         gram = x @ x.mT  # (N, rows, rows), on the shorter side: the cheaper of the two products
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x

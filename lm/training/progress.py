@@ -94,6 +94,8 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.info("resuming from step %d", resume_step)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
+    if (n_scored := len(data.val) - 1) < 50:
+        log.warning("data: the validation text has only %d tokens, of which a score says little", n_scored)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
     peak = max(lr_factor(step, run.steps, run.optim) for step in range(0, run.steps, max(1, run.steps // 1000)))

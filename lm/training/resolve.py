@@ -23,9 +23,11 @@ from lm.config import RunConfig, UserError
 from lm.config.identity import config_hash
 from lm.data.ngram import MOST_TOKENS
 from lm.data.tokens import TextData, prepare
+from lm.formats.base import read_base
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, busy, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
+from lm.training.init_from import check_start
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
 from lm.training.run_directory import RunDirectory, default_directory
@@ -49,6 +51,9 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     if "TORCHELASTIC_RUN_ID" in os.environ and started != str(trainer.world_size):
         product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
         raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
+    if trainer.num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"} & {*os.environ}:
+        expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"
+        raise UserError(f"trainer.num_nodes={trainer.num_nodes}: expected {expected}")
     device = best_device() if name in ("auto", "gpu") else name
     available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[device]:
@@ -185,6 +190,9 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     directory = RunDirectory(Path(run.run_dir or default_directory(run, config_hash(run, *hashes.values()))))
     if directory.result.exists():
         return None
+    if run.init_from:
+        loaded = read_base(run.init_from).settings
+        check_start(run, vocab_size, loaded.model, loaded.head, loaded.seq_len)
     as_begun, begun_steps = directory.as_begun(run)
     resolved = decide(as_begun, data)
     if run.max_minutes is not None and begun_steps:
@@ -243,9 +251,10 @@ def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> C
         set_threads(run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
-            with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
-                value = loss(tokens, targets)
-            value.backward()
+            with fast_attention(device, mixed, run.data.seq_len):
+                with torch.autocast(device, torch.bfloat16, enabled=mixed):
+                    value = loss(tokens, targets)
+                value.backward()
         nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
         optimizer.step()
         optimizer.zero_grad()

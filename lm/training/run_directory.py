@@ -130,8 +130,13 @@ class RunDirectory:
         return run
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
+        """The content of config.yaml, {} if there is none. A person may edit it.
+
+        Raises UserError if it is no YAML, or is gone and the run has begun: nothing says then which run that is.
+        """
         if not self.config.exists():
+            if self.result.exists() or any(self.checkpoints.glob("step-*.ckpt")):
+                raise UserError(f"{self.config}: no such file; a run that has begun needs it")
             return {}
         with reading(self.config):
             return read_yaml(self.config)

@@ -45,6 +45,7 @@ class State:
     best_sha256: str = ""  # of the file of the weights of that step, with checkpoint.best
     ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
+    logged_step: int = 0  # that of the last row of metrics.csv
     resumed_from: list[int] = field(default_factory=list)  # steps
 
     @property

@@ -25,7 +25,6 @@ from lm.formats.base import read_base
 from lm.formats.folder import merged, save_adapter, save_chat, save_model
 from lm.inference.evaluate import validate
 from lm.model.init import named_seed
-from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
@@ -119,7 +118,12 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
             with signals.handling(), attention, anomalies:
                 fabric.launch()
                 run = fabric.broadcast(run)
-                model, state = begin(fabric, net, run, settings["config_hash"], checkpoint)
+                model = fabric.setup(LossOf(net, run))  # `net` is on the device now
+                average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
+                optimizer = build_optimizer(net, run.optim, run.head)
+                state = State(config_hash=settings["config_hash"], net=net, optimizer=optimizer, average=average)
+                if checkpoint:
+                    state.load(checkpoint)
                 del checkpoint
                 fit(fabric, model, state, run, data, directory, loggers, signals)
             return finish(state, run, data, directory, settings, size, loggers) if first else {}
@@ -132,19 +136,6 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
 
 
 # --- the loop
-
-
-def begin(
-    fabric: Fabric, net: Transformer, run: RunConfig, config_hash: str, checkpoint: dict[str, Any] | None
-) -> tuple[Any, State]:
-    """The model with its loss, set up by Fabric, and the state of the run, from the checkpoint or before step 1."""
-    model = fabric.setup(LossOf(net, run))  # `net` is on the device now
-    average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
-    optimizer = build_optimizer(net, run.optim, run.head)
-    state = State(config_hash=config_hash, net=net, optimizer=optimizer, average=average)
-    if checkpoint:
-        state.load(checkpoint)
-    return model, state
 
 
 def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingStream:
@@ -222,7 +213,10 @@ def fit(
     """
     first, stream = fabric.is_global_zero, training_stream(fabric, run, data)
     diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
-    files = [MetricsFile(directory.metrics, state.step)] if first else []
+    files = [MetricsFile(directory.metrics, state.step, loggers)] if first else []
+    if first and files[0].last_step < state.logged_step:
+        lost = "%s: rows up to step %d are lost, it was not as the checkpoint left it"
+        log.warning(lost, directory.metrics, state.logged_step)
     files += [diagnostics.file] if diagnostics else []
     samples_file = directory.samples if first and run.prompts and run.validation.every else None
     if samples_file:
@@ -257,8 +251,10 @@ def fit(
                 if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
                     state.ended_by = "patience"
             state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
-            if first and (logs or validates) and not state.ended_by:
-                log_row(files[0], loggers, step, row)
+            if (logs or validates) and not state.ended_by:
+                state.logged_step = step
+                if first:
+                    files[0].append(step, row)
             if validates and speaks:
                 log_validation(run, data, state, row)
             if validates and samples_file:
@@ -302,8 +298,8 @@ def finish(
             net, step, scores = best, state.best_step, best_scores
     model = merged(net)
     # the run may have been resumed from its last checkpoint when the row was there
-    metrics = MetricsFile(directory.metrics, state.step - 1)
-    log_row(metrics, loggers, state.step, state.last_row | validation_metrics(last, data))
+    metrics = MetricsFile(directory.metrics, state.step - 1, loggers)
+    metrics.append(state.step, state.last_row | validation_metrics(last, data))
     samples = draw_samples(model, data, run.prompts, is_finished=True)
     result = build_result(run, settings, size, data, state, scores, samples)
     if run.checkpoint.best:
@@ -325,13 +321,6 @@ def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> No
         message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
         log.info(message, state.best_step, state.best_loss)
     save_model(merged(net), data.tokenizer, directory.model)
-
-
-def log_row(metrics: MetricsFile, loggers: list[Any], step: int, row: dict[str, float]) -> None:
-    """A row of metrics.csv, and the same for the trackers."""
-    metrics.append(step, row)
-    for logger in loggers:
-        logger.log_metrics(row, step)
 
 
 def finite_metrics(fabric: Fabric, run: RunConfig, step: int, loss: Tensor, norm: Tensor) -> dict[str, float]:

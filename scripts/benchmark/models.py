@@ -21,7 +21,7 @@ from lm.data.tokenizer import byte_tokenizer
 from lm.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import fast_attention
-from lm.training.loss import build_loss, resolve_loss
+from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
 
 Batch = tuple[Tensor, Tensor]  # token ids (B, T), targets (B, T)
@@ -83,7 +83,7 @@ def step(
     run = RunConfig(loss=loss, compile=compiled, trainer=trainer)
     run = replace(run, loss=resolve_loss(run, shape.vocab_size))
     optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
-    return partial(train_step, partial(build_loss(run), net), optimizer, shape.batch(device), mixed)
+    return partial(train_step, LossOf(net, run), optimizer, shape.batch(device), mixed)
 
 
 def in_transformers(net: Transformer) -> Any | None:
