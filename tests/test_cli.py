@@ -70,6 +70,7 @@ REFUSED = {  # a command line -> what its one line of error names
     "train seed=-1": "seed=-1",
     "train -m seed=0,1 run_dir=x": "run_dir=x",
     "train -m trainer.devices=2 seed=0": "error: trainer.devices=2",
+    "train logger.tensorboard.dir=foo": "error: logger.tensorboard.dir: is for logger=tensorboard",
     "train -m head=absent,tied": "error: head=absent",
     "train -m optim.lr=x seed=0,1": "error: optim.lr=x",
     "train -m hydra.sweeper.params={seed:'0,1'}": "hydra.sweeper.params=",

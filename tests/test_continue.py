@@ -70,9 +70,15 @@ def run_dir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return path
 
 
-def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path) -> None:
+def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "config.yaml").rename("kept")
+    with pytest.raises(UserError, match=r"config\.yaml: no such file"):
+        train(composed(*WORDS, "data.path=./t.txt"))
+    Path("kept").rename(run_dir / "config.yaml")
+    (run_dir / "metrics.csv").unlink()
     folder, scores = train(composed(*WORDS, "data.path=./t.txt"))
     assert folder == run_dir
+    assert "metrics.csv: its rows up to step 12 are lost" in caplog.text
     assert folder.name.endswith(scores["config_hash"][:8])
     assert (scores["steps"], scores["resumed_from"]) == (20, [12])
     assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)

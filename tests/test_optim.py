@@ -205,6 +205,7 @@ def test_orthogonalise_equals_an_svd(rows: int, columns: int) -> None:
         x = matrices(rows, columns, conditioning)
         left, _, right = torch.linalg.svd(x, full_matrices=False)
         torch.testing.assert_close(orthogonalise(x, ns_steps), left @ right, atol=tolerance, rtol=0)
+        assert torch.linalg.matrix_norm(orthogonalise(x.bfloat16(), ns_steps).float(), 2).max() < 1.2
 
 
 def test_matrices_of_any_shape_are_updated_together_as_apart_and_tall_ones_as_wide_ones() -> None:

@@ -158,7 +158,7 @@ def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file: 
     settings: dict[str, Any] = {"max_minutes": 0.05, "diagnostics": DiagnosticsConfig(every=4)}
     run = overfitting_run(text_file, tmp_path / "minutes", **settings)
     assert finish(run, partial(signal_at, 8, signal.SIGKILL)) == -signal.SIGKILL
-    future = forecast(run)
+    future = forecast(replace(run, activation_checkpointing=True))
     with pytest.raises(UserError, match="compile is False there, True now"):
         train(replace(run, compile=True))
     _, scores = train(run)

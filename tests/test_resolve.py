@@ -92,6 +92,9 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match=r"^trainer\.devices: .*\b2\b.*\b1\b"):
         resolve(CPU, 257)
     resolve(change(CPU, devices=2), 257)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: expected torchrun or srun"):
+        resolve(change(CPU, num_nodes=2), 257)
 
 
 # --- threads

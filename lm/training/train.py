@@ -215,8 +215,7 @@ def fit(
     diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
     files = [MetricsFile(directory.metrics, state.step, loggers)] if first else []
     if first and files[0].last_step < state.logged_step:
-        lost = "%s: rows up to step %d are lost, it was not as the checkpoint left it"
-        log.warning(lost, directory.metrics, state.logged_step)
+        log.warning("%s: its rows up to step %d are lost", directory.metrics, state.logged_step)
     files += [diagnostics.file] if diagnostics else []
     samples_file = directory.samples if first and run.prompts and run.validation.every else None
     if samples_file:
