@@ -382,6 +382,10 @@ def test_futility_comes_before_a_look_and_stops_what_is_known_to_be_behind(lab: 
     behind = lab.run("trainer.max_steps=9", **every, folder="behind", looks=[3, 4], futility=2)
     assert (behind.record.stopped, behind.record.seeds) == (["untied", "naive"], [0, 1, 2, 3]), "no look has decided"
     assert behind.stopped_early() == ""
+    instantly(lambda spec: loss(spec) - 2 * (spec.arm == "naive"))
+    every["arms"] = arms | {"naive": ["head=tied_naive", "model.d_ff=32"]}  # another arm of this name
+    mended = lab.run("trainer.max_steps=9", **every, folder="behind", looks=[3, 4], futility=2)
+    assert "naive" not in mended.record.stopped
 
 
 @pytest.mark.slow

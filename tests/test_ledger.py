@@ -76,7 +76,7 @@ def test_a_question_is_known_on_other_seeds_and_in_another_ledger(small: Lab) ->
     assert small.run(folder="fresh", seeds=[10, 11]).record.asked_before == "1 time, last in out"
     plan, ledger = small.plan(folder="again", seeds=[20, 21]), small.root / "ledger.csv"
     assert asked_before(ledger, plan, is_new=True) == "2 times, last in fresh"
-    assert asked_before(ledger, plan, is_new=True, confirmed="fresh") == "1 time, last in out"
+    assert asked_before(ledger, plan, is_new=True, confirmed="fresh") == "", "on seeds that nobody has seen"
 
 
 def test_another_analysis_of_the_same_runs_makes_no_p_smaller(small: Lab) -> None:
@@ -247,6 +247,9 @@ def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(sm
             small.out, [row(0, "", 0.0) | {"seeds": " ".join(map(str, range(103, 1000)))}], small.root / "again"
         )
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
+    for seeds, confirmed in (([5, 7], [5, 7]), ([5, 7, 9], [104, 106])):  # as many, of the same arms, or not
+        small.run(folder="again", seeds=seeds)
+        assert confirmation(small.out, [], small.root / "again")["seeds"] == confirmed
 
 
 @pytest.mark.slow

@@ -79,12 +79,13 @@ def ablate(
             return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan, config.report)
         others = {folder.resolve(), *(Path(row["folder"]).resolve() for row in read_ledger(ledger))}
-        planned = {run.run_dir for run in before.runs} if before else set()  # what is gone of these is made anew
+        # what is gone of these is made anew
+        had_ended = {run.run_dir for run in before.runs} if before and before.ended else set()
         write_record(step.record, folder)
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}
-            made = [run for run in todo if run.run_dir in planned or not _take_over(run, others)]
+            made = [run for run in todo if run.run_dir in had_ended or not _take_over(run, others)]
             if n := len(todo) - len(made):
                 progress.say(f"{n} finished run{'s' * (n > 1)} of the series taken over")
             with progress.begin(step, made) as bar:
@@ -106,10 +107,10 @@ def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
     """
     kind, name = run.run_dir.split("/")
     copy = run.files.run_dir.parents[1] / ".partial"
+    shutil.rmtree(copy, ignore_errors=True)  # of a killed process
     results = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
     for path in results if not run.files.run_dir.exists() else ():  # else it has begun here
         with suppress(OSError):  # of another file system
-            shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(path.parent, copy, copy_function=os.link)
             run.files.run_dir.parent.mkdir(exist_ok=True)
             copy.rename(run.files.run_dir)
@@ -180,7 +181,7 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
     runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
     if fitted := plan.record.fitted:
         of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
-        runs += f", to fit into {config.minutes:g} min: {of}"
+        runs += f", which fitted into {config.minutes:g} min when it was asked: {of}"
     if config.looks:
         runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
     lines = [config.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]

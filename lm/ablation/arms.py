@@ -16,8 +16,6 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from lm.ablation.record import ArmRecord
 from lm.config import RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
@@ -26,11 +24,10 @@ from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
-from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.training.init_from import check_start
 from lm.training.optim import step_flops
-from lm.training.resolve import bare_step, n_batches, resolve
+from lm.training.resolve import bare_step, meta_model, n_batches, resolve
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
@@ -176,12 +173,6 @@ def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         groups.setdefault(group, {})[name] = value
     own = groups.pop("")
     return replace(run, **own, **{group: replace(getattr(run, group), **changes) for group, changes in groups.items()})
-
-
-def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
-    """The model on the meta device: shapes without values."""
-    with torch.device("meta"):
-        return Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
 
 
 def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:

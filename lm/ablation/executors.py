@@ -49,12 +49,8 @@ class Ending(NamedTuple):
 
 
 def describe_exit_code(code: int) -> Ending:
-    """
-    >>> describe_exit_code(-9), describe_exit_code(139)
-    (Ending(kind=<Failure.KILLED: 'killed'>, message='killed by signal 9'),\
- Ending(kind=<Failure.ERROR: 'error'>, message='crashed by signal 11'))
-    """
-    signum = code - 128 if code > 128 else -code  # 128 + signal: of a process that has handled it, and of a shell
+    """A code above 128 is 128 + signal: of a process that has handled it, and of a shell."""
+    signum = code - 128 if code > 128 else -code
     if signum in CRASHES:
         return Ending(Failure.ERROR, f"crashed by signal {signum}")
     if signum > 0:

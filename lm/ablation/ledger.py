@@ -55,15 +55,19 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
 
 
 def asked_before(path: Path, plan: Plan, is_new: bool, confirmed: str | None = None) -> str:
-    """In words, how often the question was asked before, but for what it confirms; empty if it was not.
+    """In words, how often the question was asked before; empty if it was not.
 
-    If its folder is not new, that is before it was asked there.
+    If its folder is not new, or nothing had ended there, that is before it was asked there. A confirmation, whose seeds
+    are fresh, counts other confirmations alone, but for the one that it confirms.
     """
     lines, source = _lines(plan), confirmed and os.path.relpath(confirmed)
-    questions = {line["question"] for line in lines}
-    rows = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] in questions]
-    earlier = takewhile(lambda row: is_new or row["folder"] != lines[0]["folder"], rows)
-    rows = [row for row in earlier if row["folder"] != source]
+    questions, folder = {line["question"] for line in lines}, lines[0]["folder"]
+    ledger = read_ledger(path)
+    is_again = is_new and any(row["event"] == ENDED and row["folder"] == folder for row in ledger)
+    rows = [row for row in ledger if row["event"] == ASKED and row["question"] in questions]
+    rows = [*takewhile(lambda row: is_again or row["folder"] != folder, rows)]
+    if confirmed:
+        rows = [row for row in rows if row["name"].endswith("-confirm") and row["folder"] != source]
     times = {(row["time"], row["folder"]) for row in rows}  # an asking may have several comparisons
     return f"{len(times)} time{'s' * (len(times) > 1)}, last in {rows[-1]['folder']}" if times else ""
 

@@ -303,7 +303,9 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
         if n == config.futility:
             ahead = {row.arm for row in results_of(record, plan.reader).contrasts if not row.is_behind}
             whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
-            kept = before.arms if before.ended and before.futility == n else ()
+            known = {run.run_dir for run in before.of(REPORTED) if before.ended and before.futility == n}
+            new = {run.arm for run in runs if run.run_dir not in known}  # on whose runs no decision rests yet
+            kept = [arm for arm in whole if new.isdisjoint((arm, record.pairs[arm]))]
             stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else arm not in ahead)]
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:

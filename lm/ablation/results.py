@@ -71,7 +71,8 @@ class RunReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with reading(folder / "results.csv"):
-            self.rows = {row["run_dir"]: row for row in _read_rows(folder / "results.csv")}
+            path = folder / "results.csv"
+            self.rows = {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
 
     def outcome(self, run_dir: str) -> Outcome:
         """By the run's folder, else by its row: done, diverged, failed, or missing (not run yet, or running)."""
@@ -116,7 +117,8 @@ class RunReader:
         """The rows of curves.csv by run."""
         curves: dict[str, list[dict[str, str]]] = {}
         with reading(self.folder / "curves.csv"):
-            for row in _read_rows(self.folder / "curves.csv"):
+            path = self.folder / "curves.csv"
+            for row in read_csv(path) if path.exists() else ():
                 curves.setdefault(row["run_dir"], []).append(row)
         return curves
 
@@ -124,10 +126,6 @@ class RunReader:
         """The whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""
         path = self.folder / run_dir / METRICS_FILE
         return read_rows(path) if path.exists() else self.curves.get(run_dir, [])
-
-
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    return read_csv(path) if path.exists() else []
 
 
 @dataclass(eq=False)  # it can be a key of a cache

@@ -166,9 +166,10 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
         is_look = before["looks"] == now["looks"] != [] and before["seeds"][:n] == now["seeds"][:n]
         for key in {**before, **now}:
             is_new = key.startswith(("arms.", "made_of.")) and key not in before
+            is_new |= key.startswith("made_of.") and key.split(".")[1] not in record.arms  # of an arm that is gone
             is_change = (before.get(key) or None) != (now.get(key) or None)
             if is_change and not is_new and not (is_look and key == "seeds"):
-                values.setdefault(key, []).append(to_override_value(before.get(key) or None))
+                values.setdefault(key, []).append(f"{to_override_value(before.get(key) or None):.40}")
     for key, earlier in values.items():
         yield "", f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
 
@@ -182,6 +183,8 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
                 yield pair[0], f"{' and '.join(pair)} ({key} {own} and {other})"
         if first.identity.get("tokenizer_hash") != second.identity.get("tokenizer_hash"):
             share = f"{first.val_tokens / second.val_tokens:.2g}"
+            if share == "1":
+                continue
             yield pair[0], f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
 
 

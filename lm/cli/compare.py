@@ -52,6 +52,7 @@ def compare(
     from lm import results as frames
     from lm.ablation.ablate import ablate
 
+    require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
     kinds = kinds_of(RunConfig)
     words = with_text([*overrides, *([] if text is None else [str(text)])], kinds)
     with explaining([change, *words], kinds):

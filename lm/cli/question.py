@@ -24,7 +24,7 @@ from lm.cli.compose import compose, for_later
 from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
 from lm.cli.recipe import notes, replacing, values_of, with_recipe
 from lm.config import RunConfig, UserError, require
-from lm.config.ablation import AblationConfig
+from lm.config.ablation import MOST_SEEDS, AblationConfig
 from lm.config.checks import error_prefix, reading, without_secrets
 from lm.config.identity import flat, key_of
 from lm.data.paths import check_paths
@@ -117,6 +117,7 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             raise UserError("expected keys with values, such as question, arms and seeds")
     schema: Any = OmegaConf.structured(AblationConfig)
     kinds, wrong = kinds_of(AblationConfig), list[str]()
+    wrong += [f"{short}: is {key}, which is there too" for short, key in SHORT.items() if {short, key} <= {*content}]
     content = {SHORT.get(key, key): value for key, value in content.items()}
     for key, value in content.items():
         try:
@@ -124,7 +125,8 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             with explaining([], kinds):
                 schema = OmegaConf.merge(schema, {key: content[key]})
         except UserError as error:
-            wrong.append(str(error).replace("=VALUE", ""))
+            text = str(error).replace("=VALUE", "")
+            wrong.append(text if text.startswith(f"{key}") else wrong_value(f"{key}={value!s:.40}", kinds))
     missing = [str(key) for key in OmegaConf.missing_keys(schema) if key not in ("name", *content)]
     wrong += [f"{key}: is missing{MARGIN_HELP if key == 'equivalence_margin' else ''}" for key in missing]
     try:
@@ -141,9 +143,10 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
 
 def _seeds(value: Any) -> Any:
     """The seeds of a question, of a number the first so many. Raises UserError."""
-    if isinstance(value, int | float) and float(value).is_integer():
-        return [*range(int(value))]
-    require(not isinstance(value, str | float), f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list of them")
+    if type(value) in (int, float) and float(value).is_integer():
+        return [*range(min(int(value), MOST_SEEDS + 1))]  # which is refused
+    is_list = not isinstance(value, str | float | bool)
+    require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list of them")
     return value
 
 
@@ -200,16 +203,17 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     arms = record.asked()
     while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    own, steps = record.arms[record.baseline], list[str]()
-    if record.fitted or own.settings.get("max_minutes"):  # the length that was counted there
-        steps = [f"trainer.max_steps={own.steps['own']}", "max_tokens=null", "max_minutes=null"]
+    baseline, steps = record.arms[record.baseline], list[str]()
+    if record.fitted or baseline.settings.get("max_minutes"):  # the length that was counted there
+        steps = [f"trainer.max_steps={baseline.steps['own']}", "max_tokens=null", "max_minutes=null"]
     of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    if (folder / FILE).exists():
-        begun = read_record(folder)
+    n, begun = len(record.seeds), read_record(folder) if (folder / FILE).exists() else None
+    overrides = {arm: record.arms[arm].overrides for arm in arms}
+    is_same = begun and len(begun.seeds) == n and {arm: own.overrides for arm, own in begun.arms.items()} == overrides
+    if begun and is_same:  # else another question has been confirmed there
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
     else:
-        n = len(record.seeds)
         used = {int(seed) for row in ledger for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
         fresh = [*islice(_fresh(record, used), n + len(record.tune.seeds))]
         seeds, tuning_seeds = fresh[:n], fresh[n:]
@@ -220,7 +224,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     return asked | {
         "name": f"{record.name[:32]}-confirm",
         "question": f"Confirmation on fresh seeds: {record.question}",
-        "arms": {arm: record.arms[arm].overrides for arm in arms},
+        "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base and [*record.base, *of_base],

@@ -65,6 +65,7 @@ class Question:
     tune: TuneConfig = field(default_factory=TuneConfig)
 
 
+MOST_SEEDS = 1000
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
 NAMES = "a name of letters, digits, dots, - and _"
 
@@ -136,8 +137,8 @@ class AblationConfig(Question):
             setting = f"ablation.contrasts.{name}"
             require(bool(re.fullmatch(NAME, name)) and name not in self.arms, setting, f"{NAMES}, that of no arm")
             numbers = [*weights.values()] if isinstance(weights, dict) else []
-            are_weights = len(numbers) > 1 and all(isinstance(number, int | float) and number for number in numbers)
-            is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9
+            are_weights = len(numbers) > 1 and all(type(n) in (int, float) and 0 < abs(n) < math.inf for n in numbers)
+            is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9 * max(map(abs, numbers))
             require(is_contrast, f"{setting}={weights}", "two arms or more with weights other than 0, whose sum is 0")
             for arm in weights:
                 require_choice(setting, arm, tuple(self.arms))
@@ -146,6 +147,7 @@ class AblationConfig(Question):
             shapes[shape] = name
 
     def _check_seeds(self) -> None:
+        require(len(self.seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
         _distinct("ablation.seeds", self.seeds)
         for seed in self.seeds:
             require_seed(seed, "ablation.seeds")

@@ -55,7 +55,7 @@ class Text:
 
     def joined(self) -> "Text":
         """The same text as one document."""
-        text_hash = _derived(self.hash, "joined")
+        text_hash = derived(self.hash, "joined")
         return replace(self, hash=text_hash, records=np.array([(self.size, 0, int(text_hash[:16], 16))], RECORD))
 
     def whole(self) -> "Part":
@@ -152,7 +152,7 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     more than twice `val_fraction` of the text, the last document is cut, so that it is `val_fraction`; the share that
     it was is returned then, else 0.
     """
-    whole, capped = text.whole(), _derived(text.hash, f"val_max_bytes={val_max_bytes}")
+    whole, capped = text.whole(), derived(text.hash, f"val_max_bytes={val_max_bytes}")
     if len(text.records) == 1:
         cut, is_capped = _cut(whole, val_fraction, val_max_bytes)
         train, val = (Part(text, whole.documents, np.array([span])) for span in ((0, cut), (cut, text.size)))
@@ -174,25 +174,20 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
         n_bytes = limit - int(ends[n_whole - 1]) if n_whole else max(limit, CHARACTER)
         if n_bytes < CHARACTER or ends[n_whole] <= n_bytes:  # too small to cut
             n_whole, n_bytes = max(n_whole, 1), 0
-        data_hash = text.hash if n_whole == n_plain else _derived(text.hash, f"val_documents={n_whole}")
+        data_hash = text.hash if n_whole == n_plain else derived(text.hash, f"val_documents={n_whole}")
     is_val = np.zeros(len(order), bool)
     is_val[order[:n_whole]] = True
     is_train, train_spans, val_spans = ~is_val, whole.spans.copy(), whole.spans.copy()
     if n_bytes:
         cut, last = _last_bytes(text, int(whole.spans[order[n_whole], 1]), n_bytes), order[n_whole]
         is_val[last], train_spans[last, 1], val_spans[last, 0] = True, cut, cut
-        data_hash = _derived(text.hash, f"val_from={cut}")
+        data_hash = derived(text.hash, f"val_from={cut}")
     train = Part(text, whole.documents[is_train], train_spans[is_train])
     val = Part(text, whole.documents[is_val], val_spans[is_val])
     return train, val, data_hash, share if is_excessive else 0.0
 
 
-def published(text: Text, val: Text) -> tuple[Part, Part, str, float]:
-    """The same for a text and a validation text of its own: both are used whole."""
-    return text.whole(), val.whole(), _derived(text.hash, f"val={val.hash}"), 0.0
-
-
-def _derived(text_hash: str, change: str) -> str:
+def derived(text_hash: str, change: str) -> str:
     return hashlib.sha256(f"{text_hash} {change}".encode()).hexdigest()
 
 

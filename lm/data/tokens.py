@@ -25,7 +25,7 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import OTHER_CACHE, TABLES
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, chunks, decoded, overlap, published, read, sample, split, stretches
+from lm.data.text import Text, chunks, decoded, derived, overlap, read, sample, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, decoded_documents, encode, load_tokenizer, lost
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
@@ -164,8 +164,11 @@ def _write_encoded(
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
     texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
-    parts = published(*texts) if val_texts else split(texts[0], config.val_fraction, config.val_max_bytes)
-    train, val, data_hash, uncut = parts
+    if val_texts:  # both are used whole
+        train, val, uncut = texts[0].whole(), texts[1].whole(), 0.0
+        data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
+    else:
+        train, val, data_hash, uncut = split(texts[0], config.val_fraction, config.val_max_bytes)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):

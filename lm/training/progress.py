@@ -17,7 +17,6 @@ from lm.config.data import recipe_of
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.system.terminal import duration, is_first_process, printable
-from lm.training.optim import lr_factor
 from lm.training.resolve import TIMED_STEPS, least_bytes
 from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
@@ -26,7 +25,6 @@ FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
-MIN_PEAK_LR_FACTOR = 0.8  # of optim.lr, which a run reaches unless its warm-up is too long
 TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
 log = logging.getLogger(__name__)
 
@@ -98,9 +96,6 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.warning("data: the validation text has only %d tokens, of which a score says little", n_scored)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-    peak = max(lr_factor(step, run.steps, run.optim) for step in range(0, run.steps, max(1, run.steps // 1000)))
-    if peak < MIN_PEAK_LR_FACTOR:  # the warm-up overlaps the decay
-        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
 
 
 def log_end(run: RunConfig, data: TextData, state: State) -> None:

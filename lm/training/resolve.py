@@ -104,9 +104,10 @@ def is_compiled(run: RunConfig, vocab_size: int) -> bool:
         return False
     if run.max_minutes is not None:
         return run.max_minutes >= LONG_MINUTES
-    with torch.device("meta"):
-        net = build_model(run, vocab_size)
-    return 6 * n_params(net) * run.steps * run.tokens_per_step >= LONG_FLOPS[run.trainer.accelerator]
+    return (
+        6 * n_params(meta_model(run, vocab_size)) * run.steps * run.tokens_per_step
+        >= LONG_FLOPS[run.trainer.accelerator]
+    )
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
@@ -122,6 +123,12 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
+
+
+def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
+    """The model on the meta device: shapes without values."""
+    with torch.device("meta"):
+        return build_model(run, vocab_size)
 
 
 def n_batches(run: RunConfig, n_tokens: int) -> int:
@@ -147,8 +154,7 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
     """A lower bound of the bytes of a training step: parameters, gradients, moments, and what is kept for backward."""
     model, number = run.model, 4  # bytes of a parameter or a logit
     activation = 2 if is_mixed(run.trainer.precision) else number
-    with torch.device("meta"):
-        net = build_model(run, vocab_size)
+    net = meta_model(run, vocab_size)
     moments = 1 if run.optim.name == "muon" else 2
     copies = 2 if run.optim.ema else 1
     parameters = number * (copies * n_params(net) + (1 + moments) * n_params_trained(net))
@@ -201,14 +207,12 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     if done:
         directory.check_same_run(asdict(resolved) | hashes)
     done = done if run.checkpoint.resume else 0
-    with torch.device("meta"):
-        net = build_model(resolved, vocab_size)
     steps, first, seconds = time_run(resolved, data)
     steps = begun_steps or steps
     return {
         "run_dir": str(directory.path),
         "vocab_size": vocab_size,
-        "n_params": n_params(net),
+        "n_params": n_params(meta_model(resolved, vocab_size)),
         "train_text_tokens": tokens,
         "steps": steps,
         "steps_done": done,
