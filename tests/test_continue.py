@@ -25,8 +25,7 @@ from lm.formats.folder import save_model
 from lm.model.init import named_seed
 from lm.training.run_directory import RunDirectory
 from lm.training.train import train
-from tests.helpers.runs import composed, finish, outcome, result, rows, signal_at
-from tests.helpers.words import MODEL, RUN
+from tests.helpers.runs import MODEL, at_home, composed, finish, outcome, result, rows, signal_at
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
 STILL = ["optim.lr=0", "optim.adam_lr=0"]
@@ -231,10 +230,6 @@ def untied(home: Path) -> Path:
     """Another one, which is untied and has learned positions."""
     learned = ["head=untied", "model.position=learned", "model.previous_token_init=0", "tokenizer=byte"]
     return train(at_home(home, *MODEL, *learned, f"run_dir={home / 'untied'}"))[0]
-
-
-def at_home(home: Path, *overrides: str) -> RunConfig:
-    return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
 
 
 def start(base: Path, *overrides: str) -> RunConfig:

@@ -15,8 +15,7 @@ import torch
 import transformers
 from conftest import SEQ, TEXT, tiny
 from helpers.models import equal, noisy
-from helpers.runs import composed
-from helpers.words import RUN
+from helpers.runs import RUN, composed
 from safetensors.torch import load_file, save_file
 from transformers import (
     ApertusConfig,
@@ -254,14 +253,6 @@ def test_shards_and_half_precision(tmp_path: Path) -> None:
     for (name, parameter), other in zip(whole.named_parameters(), half.parameters(), strict=True):
         assert torch.equal(parameter.bfloat16().float(), other), name
         assert other.dtype == torch.float32
-
-
-def test_the_names_of_the_bare_gpt2(tmp_path: Path) -> None:
-    """The file of GPT-2 on the Hub has no prefix, and holds the masks as well."""
-    model, path = write_folder(tmp_path, FOLDERS["GPT-2"]()), tmp_path / "model.safetensors"
-    weights = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
-    save_file(weights | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)}, path, {"format": "pt"})
-    assert gap(load_model(tmp_path)[0], model) < 1e-5
 
 
 def with_config(folder: Path, **changes: Any) -> None:

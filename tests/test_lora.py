@@ -19,10 +19,8 @@ from lm.model.linear import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
-from tests.helpers import runs
 from tests.helpers.models import weights
-from tests.helpers.runs import CLOCK
-from tests.helpers.words import MODEL, RUN
+from tests.helpers.runs import CLOCK, MODEL, at_home, composed
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}
@@ -36,16 +34,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a text and a finished run on it."""
     home = tmp_path_factory.mktemp("home")
     (home / "text").write_text(TEXT)
-    train(composed(home, *MODEL, "tokenizer=byte", f"run_dir={home / 'base'}"))
+    train(at_home(home, *MODEL, "tokenizer=byte", f"run_dir={home / 'base'}"))
     return home
 
 
-def composed(home: Path, *words: str) -> RunConfig:
-    return runs.composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *words)
-
-
 def start(home: Path, run_dir: Path, *words: str, base: Path | None = None) -> RunConfig:
-    return composed(home, f"init_from={base or home / 'base'}", *LORA, f"run_dir={run_dir}", *words)
+    return at_home(home, f"init_from={base or home / 'base'}", *LORA, f"run_dir={run_dir}", *words)
 
 
 def build(config: ModelConfig, head: str = "tied") -> Transformer:
@@ -141,7 +135,7 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     max((run_dir / "checkpoints").glob("step-*")).unlink()
     for folder in (run_dir / "adapter", base):
         shutil.rmtree(folder)
-    _, again = train(runs.composed(f"run_dir={run_dir}"))
+    _, again = train(composed(f"run_dir={run_dir}"))
     assert again["resumed_from"] == [8]
     assert again | {key: whole[key] for key in CLOCK if key in whole} == whole
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):

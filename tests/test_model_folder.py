@@ -10,8 +10,7 @@ import tokenizers
 import torch
 from conftest import HEADS, SEQ, TEXT, TINY_RUN, Outcome, as_nobody, tiny
 from helpers.models import noisy
-from helpers.runs import composed
-from helpers.words import RUN
+from helpers.runs import RUN, composed
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import AddedToken, normalizers

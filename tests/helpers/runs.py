@@ -30,6 +30,13 @@ from lm.system.files import read_csv, read_json
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes
 MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4, warmup_steps=5)
 
+MODEL = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=48", "model.rope_theta=50"]
+RUN = [
+    *("experiment=none", "data=text", "data.seq_len=32", "data.batch_size=4", "trainer=cpu", "trainer.max_steps=12"),
+    *("trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1", "checkpoint.every=4", "prompts=[]"),
+    *("validation.every=0", "validation.batches=null", "threads=1"),
+]
+
 compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 
 
@@ -89,6 +96,11 @@ def composed(*overrides: str) -> RunConfig:
 
 
 # --- the files of a run
+
+
+def at_home(home: Path, *overrides: str) -> RunConfig:
+    """A run of seconds on the text in a folder, where its tokens are kept."""
+    return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
 
 
 def result(run_dir: Path) -> dict[str, Any]:
