@@ -18,7 +18,7 @@ from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge_family
 from lm.config.ablation import BUDGET_NAMES, METRICS, weighted_sum
 from lm.config.identity import key_of
-from lm.report.pages import fixed, signed
+from lm.system.terminal import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")

@@ -27,9 +27,8 @@ from lm.config import UserError
 from lm.config.ablation import BUDGET_NAMES, weighted_sum
 from lm.config.checks import reading
 from lm.config.identity import config_hash
-from lm.report.pages import signed
 from lm.system.files import csv_text, json_sha256, read_csv, write_text
-from lm.system.terminal import format_table
+from lm.system.terminal import format_table, signed
 
 OUTCOME = ("pairs", "verdict", "difference", "p")
 COLUMNS = (

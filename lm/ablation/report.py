@@ -25,9 +25,9 @@ from lm.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakenin
 from lm.config.ablation import BUDGET_NAMES, METRICS, RUN_METRICS
 from lm.config.identity import key_of
 from lm.report.figures import as_svg, inline
-from lm.report.pages import render, signed
+from lm.report.pages import render
 from lm.system.files import json_sha256, remove_partial, write_text
-from lm.system.terminal import duration, format_table, printable
+from lm.system.terminal import duration, format_table, printable, signed
 
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",

@@ -15,8 +15,7 @@ from lm.ablation.results import Results, curve_table, gap_table, over_seeds
 from lm.ablation.statistics import are_equal, interval
 from lm.ablation.tuning import search_size
 from lm.config.identity import flat
-from lm.report.pages import signed
-from lm.system.terminal import to_override_value
+from lm.system.terminal import signed, to_override_value
 
 ROUGH = "Their standard deviation is a rough estimate."
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict

@@ -58,7 +58,8 @@ def score(config: EvaluateConfig) -> int:
     for title, rows in detail_tables(scores, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        from lm.report.figures import draw_scores, save  # matplotlib takes a second, and few ask for a figure
+        from lm.report.figures import save
+        from lm.runs.curves import draw_scores  # matplotlib takes a second, and few ask for a figure
 
         save(lambda: draw_scores(scores), Path(config.plot))
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))

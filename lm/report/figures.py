@@ -4,7 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,30 +142,3 @@ def axis_limits(
     values += [value for value in others if low - near <= value <= high + near]
     margin = 0.06 * max(max(values) - min(values), least) or 0.06 * near
     return round(min(values) - margin, 12), round(max(values) + margin, 12)
-
-
-# --- scores
-
-
-def draw_scores(scores: list[dict[str, Any]]) -> Figure:
-    """Both panels, with a line for each run and text."""
-    figure, (above, below) = panels(2, 2.6, 0.4)
-    above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
-    for score, name, style in zip(scores, _names(scores), line_styles(range(len(scores))).values(), strict=True):
-        options = asdict(style) | {"label": name}
-        bins, bands = score["calibration"], score["by_frequency"]
-        above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **options)
-        below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **options)
-    above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
-    below.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
-    below.set_xticks(range(1, 6))
-    legend(figure, above)
-    return figure
-
-
-def _names(scores: list[dict[str, Any]]) -> list[str]:
-    """Run and text of each, without the one that all share: a legend has little room."""
-    runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
-    if len({*texts}) == 1:
-        return runs
-    return texts if len({*runs}) == 1 else [f"{run}, {text}" for run, text in zip(runs, texts, strict=True)]

@@ -14,10 +14,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lm.system.terminal import printable
+from lm.system.terminal import NO_VALUE, fixed, printable, signed
 
-NO_VALUE, NBSP = "-", "\N{NO-BREAK SPACE}"
-LONG = 12  # digits that are not read any more
+NBSP = "\N{NO-BREAK SPACE}"
 
 
 def render(template: str, **context: Any) -> str:
@@ -43,7 +42,7 @@ def _environment() -> Environment:
     )
     filters = (nbsp, signed, fixed, grouped, p_value, md, code, fence)
     environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
-    environment.tests["missing"] = _missing
+    environment.tests["missing"] = lambda value: value is None or value != value
     return environment
 
 
@@ -54,29 +53,9 @@ def _visible(value: Any) -> Any:
     return NBSP.join(map(printable, value.split(NBSP)))
 
 
-def _missing(value: Any) -> bool:
-    return value is None or value != value  # pandas has NaN for what is not there
-
-
 def nbsp(text: str) -> str:
     """Prose in which no line ends between a number and its %."""
     return text.replace(" %", f"{NBSP}%")
-
-
-def signed(value: float | None, digits: int) -> str:
-    """A difference.
-
-    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
-    ('+0.012', '+0.000', '-', '+1e-20')
-    """
-    return fixed(value, digits, "+z")
-
-
-def fixed(value: float | None, digits: int, sign: str = "") -> str:
-    """With so many decimals; with an exponent where these are many, or the number is long."""
-    if value is None or _missing(value):
-        return NO_VALUE
-    return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def grouped(value: float | None) -> str:
@@ -84,7 +63,7 @@ def grouped(value: float | None) -> str:
     >>> grouped(1234567)
     '1,234,567'
     """
-    return NO_VALUE if _missing(value) else f"{value:,.0f}"
+    return NO_VALUE if value is None or value != value else f"{value:,.0f}"
 
 
 def p_value(p: float | None) -> str:

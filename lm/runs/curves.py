@@ -1,13 +1,15 @@
-"""The curves of runs: read from their metrics.csv, and the validation losses of several runs in one picture."""
+"""The curves of runs: read from their metrics.csv, and in one picture; and a picture of what evaluate tells of them."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.config import UserError
-from lm.report.figures import NAME, axis_limits, legend, line_styles, panels, save, tokens_axis
+from lm.report.figures import NAME, SOFT, axis_limits, legend, line_styles, panels, save, tokens_axis
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import METRICS, read_rows
@@ -68,3 +70,30 @@ def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
         labels[run.name] = printable(words.replace("name=", ""))
     distinct = len({*labels.values()}) == len(labels) and max(map(len, labels.values())) <= NAME
     return labels if distinct else {name: printable(name) for name in labels}
+
+
+# --- the details of evaluate
+
+
+def draw_scores(scores: list[dict[str, Any]]) -> Figure:
+    """Both panels, with a line for each run and text."""
+    figure, (above, below) = panels(2, 2.6, 0.4)
+    above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
+    for score, name, style in zip(scores, _score_names(scores), line_styles(range(len(scores))).values(), strict=True):
+        options = asdict(style) | {"label": name}
+        bins, bands = score["calibration"], score["by_frequency"]
+        above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **options)
+        below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **options)
+    above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
+    below.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
+    below.set_xticks(range(1, 6))
+    legend(figure, above)
+    return figure
+
+
+def _score_names(scores: list[dict[str, Any]]) -> list[str]:
+    """Run and text of each, without the one that all share: a legend has little room."""
+    runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
+    if len({*texts}) == 1:
+        return runs
+    return texts if len({*runs}) == 1 else [f"{run}, {text}" for run, text in zip(runs, texts, strict=True)]

@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from lm.config.checks import without_secrets
 
+NO_VALUE = "-"
+LONG = 12  # digits that are not read any more
 SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
 
 
@@ -80,6 +82,22 @@ def to_override_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(to_override_value, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+def signed(value: float | None, digits: int) -> str:
+    """A difference.
+
+    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
+    ('+0.012', '+0.000', '-', '+1e-20')
+    """
+    return fixed(value, digits, "+z")
+
+
+def fixed(value: float | None, digits: int, sign: str = "") -> str:
+    """With so many decimals; with an exponent where these are many, or the number is long."""
+    if value is None or value != value:  # pandas has NaN for what is not there
+        return NO_VALUE
+    return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def duration(seconds: float) -> str:
