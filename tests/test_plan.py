@@ -111,11 +111,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
-        (
-            {"minutes": 5.0},
-            ["max_minutes=1"],
-            "max_minutes=1.0: expected null beside ablation.base and ablation.minutes",
-        ),
+        ({"minutes": 5.0}, ["max_minutes=1"], "max_minutes=1.0: expected null beside ablation.minutes"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
         ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),

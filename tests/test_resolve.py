@@ -21,6 +21,7 @@ from lm.config import DataConfig, ModelConfig, RunConfig, UserError
 from lm.data.tokens import prepare
 from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, LossOf
+from lm.training.processes import build_fabric
 from lm.training.resolve import build_model, least_bytes, resolve
 from lm.training.train import train
 from tests.helpers.runs import MUON, change, short_run
@@ -94,7 +95,7 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
     resolve(change(CPU, devices=2), 257)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: expected torchrun or srun"):
-        resolve(change(CPU, num_nodes=2), 257)
+        build_fabric(change(CPU, num_nodes=2).trainer)
 
 
 # --- threads

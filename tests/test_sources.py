@@ -156,7 +156,7 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(
     assert sorted("".join(itertools.chain(*texts.documents(data)))) == sorted("é one\n\ntwo日")
     assert mark not in caplog.text
     for block in (1, 7, 1000):
-        monkeypatch.setattr("lm.data.sources.BLOCK", block)
+        monkeypatch.setattr("lm.data.paths.BLOCK", block)
         assert load("text", path, separator=mark) == [(f":{i}", story) for i, story in enumerate(stories, 1)]
     (path.parent / "b.txt").write_text("whole")
     assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]

@@ -20,7 +20,7 @@ from lm.ablation.record import ArmRecord
 from lm.config import RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
-from lm.config.identity import config_hash, flat
+from lm.config.identity import config_hash, differences, flat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
@@ -112,11 +112,12 @@ def build_arm(
     seconds, steps = earlier.seconds_per_step if earlier else 0.0, run.steps
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting again takes seconds
         size, flops = earlier.n_params, earlier.flops_per_token
-        steps = earlier.steps["own"] if run.max_minutes else steps  # other timings would give other names
     else:
         net = meta_model(run, text.tokenizer.vocab_size)
         size = n_params(net)
         flops = flops_per_token(net) + step_flops(net, run.optim, run.head) // run.tokens_per_step
+    if run.max_minutes and earlier and not differences(earlier.settings, settings, ignored=("threads",)):
+        steps = earlier.steps["own"]  # other timings would give the runs other names
     return Arm(
         name=name,
         overrides=overrides,

@@ -31,7 +31,7 @@ from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.config.checks import without_secrets
 from lm.system.device import cores
 from lm.system.files import json_sha256, write_json
-from lm.system.processes import PROCESSES, SHUTDOWN, warm_up
+from lm.system.forkserver import PROCESSES, SHUTDOWN, warm_up
 from lm.system.terminal import MessageHandler
 
 GPU_CONTEXT = 10**9  # bytes that a process takes of a GPU besides its tensors

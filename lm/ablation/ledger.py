@@ -62,9 +62,11 @@ def asked_before(path: Path, plan: Plan, is_new: bool, confirmed: str | None = N
     lines, source = _lines(plan), confirmed and os.path.relpath(confirmed)
     questions, folder = {line["question"] for line in lines}, lines[0]["folder"]
     ledger = read_ledger(path)
-    is_again = is_new and any(row["event"] == ENDED and row["folder"] == folder for row in ledger)
     rows = [row for row in ledger if row["event"] == ASKED and row["question"] in questions]
-    rows = [*takewhile(lambda row: is_again or row["folder"] != folder, rows)]
+    if not is_new:
+        rows = [*takewhile(lambda row: row["folder"] != folder, rows)]
+    elif not any(row["event"] == ENDED and row["folder"] == folder for row in ledger):
+        rows = [row for row in rows if row["folder"] != folder]
     if confirmed:
         rows = [row for row in rows if row["name"].endswith("-confirm") and row["folder"] != source]
     times = {(row["time"], row["folder"]) for row in rows}  # an asking may have several comparisons

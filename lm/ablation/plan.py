@@ -305,7 +305,8 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
             whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
             known = {run.run_dir for run in before.of(REPORTED) if before.ended and before.futility == n}
             new = {run.arm for run in runs if run.run_dir not in known}  # on whose runs no decision rests yet
-            kept = [arm for arm in whole if new.isdisjoint((arm, record.pairs[arm]))]
+            same = [arm for arm in whole if before.pairs.get(arm) == record.pairs[arm]]
+            kept = [arm for arm in same if new.isdisjoint((arm, record.pairs[arm]))]
             stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else arm not in ahead)]
             record = replace(record, stopped=stopped)
         if n in config.looks and n >= judged and not failed:
@@ -355,8 +356,7 @@ def make_plan(
                 check_start(arm.run, arm.vocab_size, base.model, base.head, base.data.seq_len)
     root = arms[ablation.root(ablation.baseline)]
     if (minutes := root.run.max_minutes) is not None:  # that of all arms
-        expected = "null beside ablation.base and ablation.minutes"
-        require(base is None and ablation.minutes is None, f"max_minutes={minutes}", expected)
+        require(ablation.minutes is None, f"max_minutes={minutes}", "null beside ablation.minutes")
         if root.steps["own"] == NO_LIMIT:
             time_steps([root])
             root.steps["own"] = max(1, round(60 * minutes / root.seconds_per_step))

@@ -160,12 +160,13 @@ def _changed(record: AblationRecord) -> Iterator[tuple[str, str]]:
     Planned looks are part of a design that keeps the level: seeds that they add or spare are no change.
     """
     now, values = flat(design_of(record)), dict[str, list[str]]()
-    for before in map(flat, record.designs_seen):
+    for design in record.designs_seen:
+        made_of = {arm: own for arm, own in design["made_of"].items() if arm in record.arms}  # else "arms" tells
+        before = flat(design | {"made_of": made_of})
         n = min(len(before["seeds"]), len(now["seeds"]))
         is_look = before["looks"] == now["looks"] != [] and before["seeds"][:n] == now["seeds"][:n]
         for key in {**before, **now}:
             is_new = key.startswith(("arms.", "made_of.")) and key not in before
-            is_new |= key.startswith("made_of.") and key.split(".")[1] not in record.arms  # of an arm that is gone
             is_change = (before.get(key) or None) != (now.get(key) or None)
             if is_change and not is_new and not (is_look and key == "seeds"):
                 values.setdefault(key, []).append(f"{to_override_value(before.get(key) or None):.40}")

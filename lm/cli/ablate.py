@@ -39,7 +39,7 @@ from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import LEDGER, METRICS, AblateConfig
 from lm.config.identity import is_verb, key_of
-from lm.system.processes import warm_up
+from lm.system.forkserver import warm_up
 
 SCHEMA = AblateConfig
 NOT_TUNED = (
@@ -119,6 +119,9 @@ def prepare(flags: Namespace) -> list[str]:
             others.append(override)
         else:
             raise UserError(no_such_key(override, own | train, flags.overrides))
+    for word in others:
+        if len(values_of([quoted(word, train)]).get(key_of(word), [])) > 1:
+            raise UserError(f"{word}: several values beside a question, expected one; alone they are a question")
     if others and "confirm" in map(key_of, flags.overrides):
         raise UserError(f"{' '.join(others)}: confirm asks a question as it was, expected no settings of train")
     is_asked = any(key_of(override).startswith(("ablation", "hydra")) for override in overrides)

@@ -148,7 +148,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
     if "returned nan values" in text:  # with trainer.detect_anomaly, which has shown where
-        return f"{text.splitlines()[0]} choose a lower optim.lr", 2
+        return f"{text.splitlines()[0].rstrip('.')}; choose a lower optim.lr", 2
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
         return f"compile=true: {text.splitlines()[0]}; a new run with compile=false needs no compiler", 2
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed
@@ -212,7 +212,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         if in_sweep:  # some of Hydra's launchers start its jobs in processes of their own
             configure_streams(world_size=1)
-        gc.collect()  # the model of the job before may be part of a circle
+        gc.collect()  # the model of the job before may be part of a reference cycle
         try:
             return task(config)
         except Exception as error:

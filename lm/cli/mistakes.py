@@ -88,8 +88,7 @@ def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: 
     if match := re.match("Ambiguous value for argument '(.*)'", lines[0]):
         key = key_of(match[1])
         is_setting = key in kinds or (CONFIGS / key).is_dir()
-        need = "are a question of their own" if "ablation" in kinds else "a run for each, need -m"
-        return f"{match[1]}: several values, {need}" if is_setting else no_such_key(match[1], kinds)
+        return f"{match[1]}: several values, a run for each, need -m" if is_setting else no_such_key(match[1], kinds)
     place = f"{lines[0].split(': ')[0]}: " if lines[0].startswith("In '") else ""  # a YAML file, perhaps the user's own
     causes = (error, error.__cause__, error.__context__)
     cause = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)

@@ -203,9 +203,11 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     arms = record.asked()
     while bases := {record.pairs[arm] for arm in arms if arm in record.pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    baseline, steps = record.arms[record.baseline], list[str]()
-    if record.fitted or baseline.settings.get("max_minutes"):  # the length that was counted there
-        steps = [f"trainer.max_steps={baseline.steps['own']}", "max_tokens=null", "max_minutes=null"]
+    root, steps = record.baseline, list[str]()
+    while root in record.pairs:
+        root = record.pairs[root]
+    if record.fitted or record.arms[root].settings.get("max_minutes"):  # the length that was counted there
+        steps = [f"trainer.max_steps={record.arms[root].steps['own']}", "max_tokens=null", "max_minutes=null"]
     of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     n, begun = len(record.seeds), read_record(folder) if (folder / FILE).exists() else None
@@ -299,6 +301,7 @@ def compose_base(
             raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
         base = _not_by_length(compose([*(_by_key([*config.overrides, *typed]) | own).values()]))
         base.check_init()
+        require(base.max_minutes is None, f"max_minutes={base.max_minutes}", "null: bases are as long in every call")
     own_settings = flat(asdict(base))
     _check_lengths({"ablation.base": own_settings})
     for name, run in runs.items():

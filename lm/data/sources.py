@@ -16,19 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lm.config import DataConfig, UserError
-from lm.data.paths import (
-    BLOCK,
-    SUFFIXES,
-    TIMEOUT,
-    filesystem_of,
-    first_line,
-    is_url,
-    local_files,
-    open_file,
-    raise_error,
-    reading_from,
-    suffix,
-)
+from lm.data import paths
 from lm.data.tables import READERS, cells_in, cells_of, documents_of
 from lm.system.files import json_sha256, read_json, write_json
 
@@ -71,7 +59,7 @@ class Files:
         if config.source in ("text", "stdlib"):
             self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
             for kind in READERS:
-                if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
+                if all(paths.suffix(file) in paths.SUFFIXES[kind] for file in files.values()):
                     log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
 
     def state(self) -> str:
@@ -95,7 +83,7 @@ class Files:
 
     def _rows(self) -> Documents:
         kind, column = self.config.source, self.config.column
-        with reading_from(self.place, kind):
+        with paths.reading_from(self.place, kind):
             cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
             yield from documents_of(cells, column)
 
@@ -117,9 +105,9 @@ class Files:
     def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
         place = str(file) if isinstance(file, Path) else self.place
-        with reading_from(place, "text"), open_file(file) as content:
+        with paths.reading_from(place, "text"), paths.open_file(file) as content:
             try:
-                while block := content.read(BLOCK):
+                while block := content.read(paths.BLOCK):
                     is_first, is_wanted = n_read == 0, n_read < limit
                     n_read += len(block)
                     digest.update(block)
@@ -152,8 +140,8 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 
 def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
-    with open_file(file) as content:
-        start = content.read(BLOCK)
+    with paths.open_file(file) as content:
+        start = content.read(paths.BLOCK)
     if start.startswith(b"PAR1"):
         return UserError(f"{file}: is a Parquet file; use data=parquet data.column=NAME")
     guess = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
@@ -188,11 +176,11 @@ def _ask(cache: Path, request: str, answer: Callable[[], dict[str, Any]]) -> dic
 def _file_version(place: str, url: str) -> dict[str, Any]:
     """What a server says of a file without sending it, as far as it is the same until the file changes."""
     try:
-        filesystem, path = filesystem_of(url)
+        filesystem, path = paths.filesystem_of(url)
         info = filesystem.info(path)
     except Exception as error:
         status = getattr(error.__cause__ or error, "status", None)
-        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        reason = f"status {status}" if status else paths.first_line(error.__cause__ or error)
         raise UserError(f"{place}: could not be read ({reason})") from error
     return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
 
@@ -219,7 +207,7 @@ def _hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
 
     api, name = HfApi(), str(config.path)
     with _hub_errors(config, revision):
-        info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
+        info = api.dataset_info(name, revision=revision, timeout=paths.TIMEOUT)
         if info.gated:
             api.auth_check(name, repo_type="dataset")
     return {"commit": str(info.sha)}
@@ -246,7 +234,7 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
         if config.split not in splits:
             raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
         files = [str(file) for file in splits[config.split]]
-        kinds = {file: kind for file in files for kind in READERS if suffix(file) in SUFFIXES[kind]}
+        kinds = {file: kind for file in files for kind in READERS if paths.suffix(file) in paths.SUFFIXES[kind]}
         if len(kinds) == len(files):
             for file, kind in kinds.items():
                 yield from cells_in(file, kind, config.column)
@@ -272,7 +260,7 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
         raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
+        reason = f"answers with status {status}" if status else f"cannot be read ({paths.first_line(error)})"
         raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error
 
 
@@ -299,10 +287,10 @@ def _local_paths(source: Source) -> list[Path]:
 
 def only_file(source: Source) -> Path:
     """The one local file of a source. Raises UserError if it has another number, or is at an address."""
-    paths = _local_paths(source)
-    if len(paths) != 1:
-        raise UserError(f"{source.place}: is {len(paths)} local files, expected one of token ids")
-    return paths[0]
+    files = _local_paths(source)
+    if len(files) != 1:
+        raise UserError(f"{source.place}: is {len(files)} local files, expected one of token ids")
+    return files[0]
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
@@ -313,15 +301,15 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
         return Files(config, "data=stdlib", _stdlib())
     assert config.path is not None
     files: Names = {"": config.path}
-    if not is_url(config.path):
-        files = {**local_files(config.path, SUFFIXES.get(config.source, ()), key)}
+    if not paths.is_url(config.path):
+        files = {**paths.local_files(config.path, paths.SUFFIXES.get(config.source, ()), key)}
     return Files(config, f"{key}={config.path}", files)
 
 
 def _stdlib() -> Names:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
-    for folder, below, names in os.walk(root, onerror=raise_error):
+    for folder, below, names in os.walk(root, onerror=paths.raise_error):
         below[:] = [name for name in below if name not in EXCLUDED]  # not descended into: site-packages may be large
         files += (Path(folder, name) for name in names if name.endswith(".py") and name not in EXCLUDED)
     local = ("_sysconfigdata", "config-")  # these hold paths of the machine

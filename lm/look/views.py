@@ -292,7 +292,7 @@ def opening(model: LoadedModel) -> dict[str, str]:
     ids, prompt = [model.tokenizer.begin], ""
     with suppress(UserError, OSError):
         ids = model.own_text[0].val[:2000].tolist()
-        prompt = next(iter(validation_prompts(model.own_text[0])), "")
+        prompt = next(iter(validation_prompts(model.own_text[0])), model.tokenizer.decode(ids[:32]).strip())
     labels = Counter(label(model.tokenizer, token) for token in ids)
     word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
     return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48]), "token": word}

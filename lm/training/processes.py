@@ -35,6 +35,9 @@ def build_fabric(trainer: TrainerConfig) -> Fabric:
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)  # not its tips
     warnings.filterwarnings("ignore", module="lightning", message=".*srun.*")
+    if trainer.num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"} & {*os.environ}:
+        expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"
+        raise UserError(f"trainer.num_nodes={trainer.num_nodes}: expected {expected}")
     try:
         # a run in one process has no peer to find, and no rank, whatever srun, torchrun or MPI number
         fabric = Fabric(

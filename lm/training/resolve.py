@@ -51,9 +51,6 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     if "TORCHELASTIC_RUN_ID" in os.environ and started != str(trainer.world_size):
         product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
         raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
-    if trainer.num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"} & {*os.environ}:
-        expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"
-        raise UserError(f"trainer.num_nodes={trainer.num_nodes}: expected {expected}")
     device = best_device() if name in ("auto", "gpu") else name
     available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[device]:

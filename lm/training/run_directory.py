@@ -14,17 +14,8 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig, UserError, identity
 from lm.config.checks import RESUMABLE, build, reading, without_secrets
-from lm.config.identity import (
-    PLACES,
-    RESOLVED,
-    deciding_settings,
-    described_settings,
-    differences,
-    flat,
-    is_runtime,
-)
 from lm.config.model import refuse_foreign_classes
 from lm.config.run import TrainerConfig
 from lm.data.paths import from_above
@@ -101,7 +92,7 @@ class RunDirectory:
         If that is another run, training refuses it. None if there is none, if no run has such a key, and in a directory
         without a checkpoint if that would be another.
         """
-        applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
+        applied = [key for key in keys if identity.is_runtime(key) or key in (*LENGTH, *identity.PLACES)]
         others = ["data.source" if key == "data" else key for key in keys if key not in applied]
         if not (content := self.read_config()):
             return None
@@ -109,7 +100,8 @@ class RunDirectory:
             saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
             if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
                 return None
-            if "trainer" in keys and typed["trainer"]["max_steps"] == TrainerConfig().max_steps:
+            length = typed.get("trainer", {}).get("max_steps")
+            if "trainer" in keys and "trainer.max_steps" not in keys and length == TrainerConfig().max_steps:
                 typed["trainer"]["max_steps"] = saved["trainer"]["max_steps"]  # a device is chosen, and no length
             is_other = any(_at(saved, key) != _at(typed, key) for key in others)
             if is_other and not (self.begun_with() or self.result.exists()):
@@ -169,16 +161,16 @@ class RunDirectory:
         if (result := self.read_result()) is None:
             return None
         saved, settings = self.read_config(), asdict(run)
-        before = flat(saved)
+        before = identity.flat(saved)
         settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
-        now = flat(settings)
+        now = identity.flat(settings)
         is_other_text, is_asked = False, hashes is None
         if hashes is None:
-            rest = described_settings(settings).keys() - deciding_settings(settings)
+            rest = identity.described_settings(settings).keys() - identity.deciding_settings(settings)
             of_text = (key for key in rest if key.startswith(("data.", "tokenizer.")))
             is_other_text = any(before.get(key) != now[key] for key in of_text)
             hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-        by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
+        by_machine = [key for key in identity.RESOLVED if now[key] in (None, "auto", "gpu")]
         self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
         if is_other_text:
             return None
@@ -192,14 +184,14 @@ class RunDirectory:
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
-        if not (differing := differences(self.read_config(), settings, ignored)):
+        if not (differing := identity.differences(self.read_config(), settings, ignored)):
             return
         if {*differing} <= {*LENGTH}:
             has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"
         elif len(differing) == 1 and (key := min(differing)) in ("trainer.accelerator", "threads"):
-            advice = f"continue it with {key}={flat(self.read_config())[key]}, or choose another run_dir"
+            advice = f"continue it with {key}={identity.flat(self.read_config())[key]}, or choose another run_dir"
         elif {*differing} <= {"data_hash", "tokenizer_hash"}:
             advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
         else:

@@ -50,18 +50,22 @@ def draw_samples(
 
 
 def is_copied(text: str, data: TextData) -> bool:
-    """Whether more than COPIED characters of a text, or about so many, stand one after the other in the training text.
+    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
 
     Ids are compared, as bytes: to decode the training text would take many times as long.
     """
-    ids = np.array(data.tokenizer.encode(text), data.train.dtype)
+    tokenizer, ids, begin, absent = data.tokenizer, data.tokenizer.encode(text), 0, -1
     searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
-    begin, n = 0, COPIED * len(ids) // max(len(text), 1) + 1
-    while begin + n <= len(ids):
-        if ids[begin : begin + n].tobytes() in searched:
-            return True
-        # of a half that is not there, no stretch around it is
-        begin += 1 if ids[begin + n // 2 : begin + n].tobytes() in searched else n // 2 + 1
+    for end in range(1, len(ids) + 1):
+        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
+            begin += 1  # the shortest stretch that ends here
+        if begin > absent and len(tokenizer.decode(ids[begin:end])) > COPIED:
+            for start in ((begin + end) // 2, begin):  # a half that is not there tells of all stretches around it
+                if np.array(ids[start:end], data.train.dtype).tobytes() not in searched:
+                    absent = start
+                    break
+            else:
+                return True
     return False
 
 

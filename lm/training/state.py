@@ -5,6 +5,8 @@ They are read with `weights_only=True`, so they cannot run code.
 
 import logging
 import math
+import os
+import re
 import zipfile
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -21,7 +23,7 @@ from lm.formats.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 
-STEP = 8 * "[0-9]"  # in the name of a file
+CHECKPOINT, BEST = re.compile(r"step-(\d+)\.ckpt"), re.compile(r"best-(\d+)\.safetensors")
 log = logging.getLogger(__name__)
 
 
@@ -121,13 +123,18 @@ class State:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob(f"step-{STEP}.ckpt"), reverse=True)
+    """The checkpoints in a folder, the newest first. Raises OSError if it cannot be listed."""
+    return _files(folder, CHECKPOINT)
 
 
 def best_files(folder: Path) -> list[Path]:
     """The files of the best weights in a folder, the newest first: each was the best when it was made."""
-    return sorted(folder.glob(f"best-{STEP}.safetensors"), reverse=True)
+    return _files(folder, BEST)
+
+
+def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
+    return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:

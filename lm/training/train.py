@@ -58,6 +58,9 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     run.check_init()
     if run.init_from and not run.init_sha256:  # the hash of the weights is part of the identity of the run
         run = replace(run, init_sha256=read_base(run.init_from).sha256)
+    directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
+    if directory and (result := directory.finished_result(run)):
+        return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
@@ -66,7 +69,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
     }
-    directory = RunDirectory(Path(run.run_dir or default_directory(run, settings["config_hash"])))
+    directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
     if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
