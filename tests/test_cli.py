@@ -101,6 +101,7 @@ REFUSED = {  # a command line -> what its one line of error names
     "ablate model.dropout=0,0.1 optim.lr=0.1,0.2": "several settings",
     "ablate model.dropout=0,0.1 seeds=x": "seeds=x",
     "ablate model.dropuot=0,0.1": "model.dropuot",
+    "ablate ablation=smoke head=tied,untied": "several values beside a question",
     "ablate confirm=nowhere": "confirm=nowhere",
     "look run_dir=absent": "error: run_dir=absent",
     "look run_dir=[absent,": "error: run_dir",

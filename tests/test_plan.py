@@ -113,6 +113,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
         ({"minutes": 5.0}, ["max_minutes=1"], "max_minutes=1.0: expected null beside ablation.minutes"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
+        ({"base": ["max_minutes=1"]}, [], "ablation.base: max_minutes=1.0: expected null"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
         ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),
         ({"base": [], "arms": {"base": [], "untied": []}, "baseline": "base"}, [], "ablation.arms.base"),
