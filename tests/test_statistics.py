@@ -121,9 +121,7 @@ def test_equal_differences_are_a_test_by_their_signs_if_they_are_six() -> None:
     assert (nothing.verdict, nothing.ci_low, nothing.ci_high, nothing.p) == ("equivalent", 0, 0, 1)
     assert (much.verdict, much.ci_low, much.ci_high, much.p, much.p_equivalent) == ("better", -0.5, -0.5, 2**-5, 1)
     assert {own.verdict for own in judge_family({name: [0.5] * 6 for name in "abcde"}, 0.01).values()} == {"undecided"}
-    assert (
-        judge_family({"a": [1.0] * 6}, 1)["a"].verdict == "worse"
-    )  # a difference of the margin is not smaller than it
+    assert judge_family({"a": [1.0] * 6}, 1)["a"].verdict == "worse", "that of the margin is not smaller than it"
     for pair in ([1.0] * 5, [1.0 - 0.9, 1.1 - 1.0], [0.0, 0.0]):
         two = judge_family({"a": pair}, 0.01)["a"]
         assert (two.verdict, two.p, two.p_equivalent, two.minimum_detectable) == ("undecided", None, None, None)

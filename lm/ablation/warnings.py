@@ -183,9 +183,8 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
                 yield pair[0], f"{' and '.join(pair)} ({key} {own} and {other})"
         if first.identity.get("tokenizer_hash") != second.identity.get("tokenizer_hash"):
             share = f"{first.val_tokens / second.val_tokens:.2g}"
-            if share == "1":
-                continue
-            yield pair[0], f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
+            if share != "1":
+                yield pair[0], f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
 
 
 def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:

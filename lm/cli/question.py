@@ -96,8 +96,8 @@ def question_in_a_line(
         if more:
             several = ",".join(map(str, (value, *more)))
             raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
-        key = setting.removeprefix("ablation.")
-        OmegaConf.update(question, SHORT.get(key, key), value)
+        name = setting.removeprefix("ablation.")
+        OmegaConf.update(question, SHORT.get(name, name), value)
     question = OmegaConf.to_container(question, resolve=False)
     question["seeds"] = _seeds(question["seeds"])
     if isinstance(given := question["equivalence_margin"], str):

@@ -18,6 +18,7 @@ SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
 BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
+HTTP = ("http://", "https://")
 TIMEOUT = 30.0  # seconds without an answer or a byte
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -137,7 +138,7 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     from fsspec.utils import infer_compression
 
     filesystem, path = filesystem_of(file)
-    is_http = is_url(str(file)) and str(file).startswith("http")  # not every server sends parts of a file
+    is_http = str(file).startswith(HTTP)  # not every server sends parts of a file
     compression = infer_compression(str(file).partition("?")[0] if is_http else path)
     stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
     if seekable and is_http:
@@ -148,13 +149,14 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
 
 
 def filesystem_of(file: Path | str) -> tuple[Any, str]:
+    """The filesystem of fsspec that a file lies on, and its path there."""
     import aiohttp
     import fsspec
     import pyarrow as pa
 
     zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
     fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
-    if not (is_url(str(file)) and str(file).startswith("http")):
+    if not str(file).startswith(HTTP):
         return fsspec.url_to_fs(str(file))
     timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
     return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})

@@ -22,6 +22,7 @@ from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
 FEW_TOKENS = 5_000  # a few pages of text
+FEW_SCORED = 50  # tokens of a sentence or two
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them
@@ -92,7 +93,7 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.info("resuming from step %d", resume_step)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
-    if (n_scored := len(data.val) - 1) < 50:
+    if (n_scored := len(data.val) - 1) < FEW_SCORED:
         log.warning("data: the validation text has only %d tokens, of which a score says little", n_scored)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")

@@ -101,10 +101,8 @@ def is_compiled(run: RunConfig, vocab_size: int) -> bool:
         return False
     if run.max_minutes is not None:
         return run.max_minutes >= LONG_MINUTES
-    return (
-        6 * n_params(meta_model(run, vocab_size)) * run.steps * run.tokens_per_step
-        >= LONG_FLOPS[run.trainer.accelerator]
-    )
+    flops = 6 * n_params(meta_model(run, vocab_size)) * run.steps * run.tokens_per_step
+    return flops >= LONG_FLOPS[run.trainer.accelerator]
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
