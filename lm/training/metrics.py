@@ -1,9 +1,10 @@
 """What a run reports while it trains: the rows of metrics.csv, and the trackers that the setting `logger` names."""
 
 import csv
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ FINAL = (  # of result.json, for the trackers
     *("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token"),
     *("steps", "tokens", "seconds", "tokens_per_second"),
 )
+log = logging.getLogger(__name__)
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -38,17 +40,18 @@ def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
 class MetricsFile:
     """A CSV file with a row for each logged step, in order, also after a resume, without times; trackers get a copy.
 
-    Rows of an existing file up to `resume_step` are kept; later steps will be logged again.
+    Rows of an existing file up to `resume_step` are kept; it is told if some of those up to `logged_step` are lost.
     """
 
     def __init__(
-        self, path: Path, resume_step: int = 0, loggers: Sequence[Any] = (), columns: tuple[str, ...] = COLUMNS
+        self, path: Path, resume_step: int = 0, logged_step: int = 0, loggers: Any = (), columns: Any = COLUMNS
     ) -> None:
         self.path, self.loggers, self.columns = path, loggers, columns
         rows = read_rows(path) if resume_step else []
         with reading(path):  # a person may have edited it
             rows = [row for row in rows if int(row["step"]) <= resume_step]
-        self.last_step = int(rows[-1]["step"]) if rows else 0
+        if (int(rows[-1]["step"]) if rows else 0) < logged_step:
+            log.warning("%s: its rows up to step %d are lost", path, logged_step)
         write_text(path, csv_text(columns, rows))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:

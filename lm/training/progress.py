@@ -21,8 +21,7 @@ from lm.training.resolve import TIMED_STEPS, least_bytes
 from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
-FEW_TOKENS = 5_000  # a few pages of text
-FEW_SCORED = 50  # tokens of a sentence or two
+FEW_TOKENS, FEW_SCORED = 5_000, 50  # to train on, a few pages; to score, a sentence or two
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 DROPOUT_EPOCHS = 15  # with dropout, about as the recipes of short texts read them

@@ -216,9 +216,7 @@ def fit(
     """
     first, stream = fabric.is_global_zero, training_stream(fabric, run, data)
     diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
-    files = [MetricsFile(directory.metrics, state.step, loggers)] if first else []
-    if first and files[0].last_step < state.logged_step:
-        log.warning("%s: its rows up to step %d are lost", directory.metrics, state.logged_step)
+    files = [MetricsFile(directory.metrics, state.step, state.logged_step, loggers)] if first else []
     files += [diagnostics.file] if diagnostics else []
     samples_file = directory.samples if first and run.prompts and run.validation.every else None
     if samples_file:
@@ -300,7 +298,7 @@ def finish(
             net, step, scores = best, state.best_step, best_scores
     model = merged(net)
     # the run may have been resumed from its last checkpoint when the row was there
-    metrics = MetricsFile(directory.metrics, state.step - 1, loggers)
+    metrics = MetricsFile(directory.metrics, state.step - 1, loggers=loggers)
     metrics.append(state.step, state.last_row | validation_metrics(last, data))
     samples = draw_samples(model, data, run.prompts, is_finished=True)
     result = build_result(run, settings, size, data, state, scores, samples)
