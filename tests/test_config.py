@@ -241,7 +241,7 @@ def test_every_setting_decides_numbers_or_is_known_not_to() -> None:
     run = replace(RUN, checkpoint=CheckpointConfig(best=True), loss_temperature=0.5, ngram_smoothing=0.5)
     rest = {key for key in {*flat(asdict(run))} - {*deciding_settings(asdict(run))} if key.split(".")[0] != "tokenizer"}
     of_text = {f"data.{key}" for key in asdict(run.data)} - {f"data.{key}" for key in OF_DATA}
-    where = {"run_dir", "init_from", "threads", "activation_checkpointing", "plan_only"}
+    where = {"run_dir", "init_from", "threads", "activation_checkpointing"}
     logged = {"typed", "prompts", "logger.tensorboard", "logger.wandb", "diagnostics.every", "head.name", "max_tokens"}
     logged |= {f"checkpoint.{key}" for key in ("every", "keep", "resume")}
     logged |= {f"trainer.{key}" for key in ("log_every_n_steps", "enable_progress_bar", "detect_anomaly")}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TEXT, TINY_RUN, Outcome
+from conftest import TEXT, TINY_RUN
 from safetensors.torch import load_file
 
 from lm import load_model
@@ -160,28 +160,6 @@ def test_a_length_that_says_the_same_in_another_way_continues_the_run(run_dir: P
         train(composed(f"run_dir={run_dir}", "max_tokens=999"))
     assert "init_from" not in str(caught.value)
     assert train(composed(f"run_dir={run_dir}", f"max_tokens={20 * 4 * 32}"))[1]["steps"] == 20
-
-
-@pytest.mark.slow
-def test_a_plan_in_an_occupied_directory_is_of_what_is_left(run_dir: Path, command: Callable[..., Outcome]) -> None:
-    """Of a finished run there is only its result."""
-    before = sorted(Path().rglob("*"))
-    plans = [
-        command("train", f"run_dir={run_dir}", "plan_only=true", *words)
-        for words in ([], [*WORDS, "trainer.devices=2"])
-    ]
-    assert [code for code, _, _ in plans] == [0, 2]
-    assert "resumed after step 12" in plans[0][1]
-    assert "trainer.devices" in plans[1][2]
-    (run_dir / "checkpoints/step-00000012.ckpt").rename("other.ckpt")
-    anew = command("train", *WORDS, "run_dir=new", "plan_only=true", "trainer.devices=2")
-    assert "resumed" not in anew[1]
-    assert "one of 2 devices" in anew[1], anew
-    Path("other.ckpt").rename(run_dir / "checkpoints/step-00000012.ckpt")
-    assert [path for path in sorted(Path().rglob("*")) if path.suffix != ".lock"] == before
-    train(composed(f"run_dir={run_dir}"))
-    Path("t.txt").unlink()
-    assert "20 steps" in command("train", f"run_dir={run_dir}", "plan_only=true")[1]
 
 
 def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir: Path) -> None:

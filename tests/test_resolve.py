@@ -1,11 +1,8 @@
 """What a run leaves to the machine: device, precision, threads and loss; and whether it fits into memory."""
 
 import os
-import re
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,17 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HEADS, tiny
-from torch import Tensor
+from conftest import tiny
 
-from lm.config import DataConfig, ModelConfig, RunConfig, UserError
-from lm.data.tokens import prepare
+from lm.config import ModelConfig, RunConfig, UserError
 from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, LossOf
 from lm.training.processes import build_fabric
-from lm.training.resolve import build_model, least_bytes, resolve
-from lm.training.train import train
-from tests.helpers.runs import MUON, change, short_run
+from lm.training.resolve import build_model, resolve
+from tests.helpers.runs import change
 
 CPU = change(RunConfig(), accelerator="cpu")
 
@@ -161,70 +155,6 @@ def test_auto_chooses_the_faster_loss() -> None:
 )
 def test_long_runs_are_compiled_by_what_is_asked(changes: dict[str, Any], compiled: bool) -> None:
     assert resolve(change(CPU, **changes), 257).compile is compiled
-
-
-@pytest.mark.parametrize(
-    ("model", "seq_len"),
-    [(ModelConfig(d_model=65536, n_heads=512), 32), (ModelConfig(d_model=16384, n_heads=128, d_ff=16384), 1_000_000)],
-    ids=["parameters", "activations"],
-)
-def test_settings_that_need_more_memory_than_there_is_are_refused_at_once(
-    model: ModelConfig, seq_len: int, text_file: Path, tmp_path: Path
-) -> None:
-    """Before a tensor is made, with both figures. The second model has some billions of parameters."""
-    run = short_run(text_file, tmp_path / "new/run", model=model)
-    data = prepare(run.data, run.tokenizer)
-    memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    with pytest.raises(UserError) as caught:
-        train(replace(run, data=replace(run.data, seq_len=seq_len)), data)
-    needed, free = map(float, re.findall(r"([\d.]+) GB", str(caught.value)))
-    assert needed > free > 0
-    assert time.monotonic() - began < 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 500_000  # kilobytes
-    assert not (tmp_path / "new").exists()
-
-
-MODELS: dict[str, dict[str, Any]] = {  # settings of a model, and of its run
-    "relu, one key head, untied": {"ffn": "relu", "n_kv_heads": 1, "d_head": 8, "head": HEADS["untied"]},
-    "gelu, checkpointed, bf16": {"ffn": "gelu", "activation_checkpointing": True, "precision": "bf16-mixed"},
-    "swiglu, Muon, dropout, biases": {"norm": "layernorm", "bias": True, "dropout": 0.1, "optim": MUON},
-    "relu2, learned positions": {"ffn": "relu2", "position": "learned", "qk_norm": True},
-    "adapters of queries": {"linear": "lora", "lora_targets": ["q_proj"], "init_from": "base"},
-}
-
-
-def model_run(name: str) -> RunConfig:
-    model = {key: value for key, value in MODELS[name].items() if key in ModelConfig.__slots__}
-    changes = {key: value for key, value in MODELS[name].items() if key not in model}
-    run = change(CPU, model=ModelConfig(n_layers=3, d_model=64, n_heads=4, d_ff=256, **model), loss="plain", threads=1)
-    return resolve(
-        change(replace(run, data=DataConfig(seq_len=64, batch_size=4)), **{"precision": "32-true", **changes}), 257
-    )
-
-
-def kept_for_backward(run: RunConfig) -> int:
-    """Bytes of the tensors that autograd keeps in a training step, parameters not included."""
-    net, sizes, tensors = build_model(run, 257), dict[int, int](), []
-
-    def pack(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)  # so that no address is used twice
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    tokens, targets = torch.randint(257, (2, run.data.batch_size, run.data.seq_len))
-    is_mixed = run.trainer.precision == "bf16-mixed"
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=is_mixed):
-        LossOf(net, run)(tokens, targets)
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
-    return sum(size for address, size in sizes.items() if address not in parameters)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_memory_of_a_token_is_a_lower_bound(name: str) -> None:
-    run = model_run(name)
-    half = replace(run, data=replace(run.data, batch_size=2))
-    bound = least_bytes(run, 257) - least_bytes(half, 257)
-    assert 0.05 < bound / (kept_for_backward(run) - kept_for_backward(half)) <= 1
 
 
 @pytest.mark.slow

@@ -144,7 +144,6 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train 'out=my run'": "'run_dir=my run'",
     "train --resume": "lm-lab train run_dir=runs/young",
     "train resume=runs/young": "run_dir=runs/young",
-    "train --dry-run my.txt": "plan_only=true",
     "train ablation=smoke": "lm-lab ablate ablation=smoke",
     "train model=tiny": "gpt2, medium, small",
     "generate": 'lm-lab generate "Once upon a time"',

@@ -34,9 +34,7 @@ from lm.system.files import json_sha256, write_json
 from lm.system.forkserver import PROCESSES, SHUTDOWN, warm_up
 from lm.system.terminal import MessageHandler
 
-GPU_CONTEXT = 10**9  # bytes that a process takes of a GPU besides its tensors
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
-BYTES_ABOVE_LEAST = 2  # a run takes up to so many times the memory that it certainly needs
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ def describe_exit_code(code: int) -> Ending:
 
 
 class Executor(Protocol):
-    """`default_workers`: how many runs of so many threads, and such a bound of their memory, it makes at a time.
+    """`default_workers`: how many runs of so many threads it makes at a time.
 
     `submit` starts or queues a run, or raises UserError; `poll` waits a moment and says how runs have ended since its
     last call, by their run_dir; `cancel` asks what is queued or running to end, and runs save a checkpoint first.
@@ -68,7 +66,7 @@ class Executor(Protocol):
     name: str
 
     def __init__(self, config: AblateConfig, folder: Path) -> None: ...
-    def default_workers(self, threads: int, least_bytes: int) -> int: ...
+    def default_workers(self, threads: int) -> int: ...
     def submit(self, spec: RunSpec) -> None: ...
     def poll(self) -> dict[str, Ending]: ...
     def cancel(self) -> None: ...
@@ -83,14 +81,9 @@ class LocalExecutor(Executor):
         self.gpus = torch.cuda.device_count()
         self.running = dict[int, Any]()  # slot -> process
 
-    def default_workers(self, threads: int, least_bytes: int) -> int:
-        """A GPU is shared by as many as surely fit, for a small model leaves most of it idle."""
-        by_cores = max(1, cores() // threads)
-        if not self.gpus:
-            return by_cores
-        memory = torch.cuda.get_device_properties(0).total_memory
-        fit = memory // (BYTES_ABOVE_LEAST * least_bytes + GPU_CONTEXT)
-        return max(self.gpus, min(by_cores, self.gpus * fit))
+    def default_workers(self, threads: int) -> int:
+        """Return one run for each GPU, or for each group of `threads` cores where there is no GPU."""
+        return self.gpus or max(1, cores() // threads)
 
     def submit(self, spec: RunSpec) -> None:
         warm_up()
@@ -144,7 +137,7 @@ class RayExecutor(Executor):
             raise UserError(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
         signal.signal(signal.SIGTERM, handler)
 
-    def default_workers(self, threads: int, least_bytes: int) -> int:
+    def default_workers(self, threads: int) -> int:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
     def submit(self, spec: RunSpec) -> None:
@@ -198,7 +191,7 @@ class SlurmExecutor(Executor):
         except RuntimeError:
             raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
 
-    def default_workers(self, threads: int, least_bytes: int) -> int:
+    def default_workers(self, threads: int) -> int:
         return 64
 
     def submit(self, spec: RunSpec) -> None:

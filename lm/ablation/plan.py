@@ -32,7 +32,6 @@ from lm.data.tokens import TextData
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
 from lm.training.init_from import check_start
-from lm.training.resolve import least_bytes, resolve
 
 FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
@@ -336,10 +335,10 @@ def make_plan(
     before: AblationRecord | None,
     reader: RunReader,
     command: str,
-    default_workers: Callable[[int, int], int],
+    default_workers: Callable[[int], int],
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError.
+    earlier call; `default_workers` is asked with the threads of a run. Raises UserError.
     """
     ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
     most_threads = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
@@ -363,8 +362,7 @@ def make_plan(
         for arm in arms.values():
             arm.steps["own"] = root.steps["own"]
     set_steps(ablation, arms)
-    needed = max(least_bytes(resolve(arm.run, arm.vocab_size), arm.vocab_size) for arm in arms.values())
-    workers = config.workers or default_workers(threads, needed)
+    workers = config.workers or default_workers(threads)
     fitted = dict[str, int]()
     if ablation.minutes is not None:
         time_steps([*arms.values(), *filter(None, [base_arm])])

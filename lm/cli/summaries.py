@@ -11,7 +11,7 @@ from lm.config.identity import key_of
 from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.ngram import ngram_figure
 from lm.runs.find import newest_run
-from lm.system.terminal import duration, printable, wrapped
+from lm.system.terminal import printable, wrapped
 
 Rows = list[tuple[str, ...]]
 FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # of a run of a sweep
@@ -31,20 +31,6 @@ def summary(result: dict[str, Any]) -> Rows:
         ("parameters", f"{result['n_params']:,} ({roles}){of_which}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
-    ]
-
-
-def plan(forecast: dict[str, Any]) -> Rows:
-    """What a run would take."""
-    length, text = f"{forecast['steps']:,} steps", f"{forecast['train_text_tokens']:,} tokens"
-    resumed = f", to be resumed after step {forecast['steps_done']:,}" if forecast["steps_done"] else ""
-    device = "this machine" if forecast["devices"] == 1 else f"one of {forecast['devices']} devices"
-    return [
-        ("run", forecast["run_dir"] + resumed),
-        ("parameters", f"{forecast['n_params']:,}, vocabulary of {forecast['vocab_size']:,}"),
-        ("training", f"{length}, which read the text of {text} {forecast['readings']:.1f} times"),
-        ("memory", f"at least {forecast['least_bytes'] / 1e6:,.0f} MB"),
-        ("time", f"about {duration(forecast['seconds'])}, by ten steps on {device}{forecast['busy']}"),
     ]
 
 

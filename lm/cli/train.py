@@ -22,9 +22,9 @@ from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_da
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
-from lm.cli.summaries import ending, plan, summary, sweep
+from lm.cli.summaries import ending, summary, sweep
 from lm.cli.words import is_question, with_text
-from lm.config import RunConfig, UserError, require
+from lm.config import RunConfig, UserError
 from lm.config.identity import is_verb, key_of
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
@@ -51,13 +51,6 @@ def program(config: DictConfig) -> float | None:
     if result is None:
         check_paths(run.data, run.tokenizer)
         tell(run.data)
-        if run.plan_only:
-            from lm.training.resolve import forecast
-
-            run.check_init()
-            if (future := forecast(run)) is not None:
-                print(format_table(plan(future)))
-                return None
         from lm.training.train import train  # its imports take seconds
 
         path, result = train(run)
@@ -81,7 +74,6 @@ def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
     kinds = kinds_of(RunConfig)
     for override in flags.overrides:
-        require(not flags.multirun or key_of(override) != "plan_only", override, "one run, without -m")
         if flags.multirun and re.fullmatch(r"run_dir=(?!null$)[^,$]+", override):
             raise UserError(f"{override}: a sweep needs a directory for each run; leave run_dir out")
         if re.match(r"\+*ablation[.=]", override):  # Hydra would find a group without a place

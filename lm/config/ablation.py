@@ -225,7 +225,7 @@ class AblateConfig:
     executor: str = "local"  # what carries out the runs: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    workers: int | None = None  # runs at a time; null: one for each core, on a GPU if they surely fit; on Slurm 64 jobs
+    workers: int | None = None  # runs at a time; null: one for each GPU, else for each core; 64 jobs on Slurm
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:

@@ -173,7 +173,6 @@ class RunConfig:
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
     compile: bool | str = "auto"  # torch.compile: true, false, or auto, in long runs; see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
-    plan_only: bool = False  # say what the run would take, and train nothing
     typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from lm.config.data import recipe_of
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.system.terminal import duration, is_first_process, printable
-from lm.training.resolve import TIMED_STEPS, least_bytes
+from lm.training.resolve import TIMED_STEPS
 from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
@@ -86,8 +86,7 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
     too_often = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
     advice = ", so often that it is learned by heart: see docs/own-text.md" if too_often else ""
     readings = f"{run.steps:,} steps, which read the text of {len(data.train):,} tokens {epochs:.1f} times"
-    memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
-    log.info("%s: %s parameters, %s, %s%s", folder, f"{n_params:,}", memory, readings, advice)
+    log.info("%s: %s parameters, %s%s", folder, f"{n_params:,}", readings, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
