@@ -209,7 +209,7 @@ OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "loss_temperature": replace(RUN, loss_temperature=0.5),
     "ngram_smoothing": replace(RUN, ngram_smoothing=0.5),
     "compile": replace(RUN, compile=True),
-    "activation_checkpointing": replace(RUN, activation_checkpointing=True),  # which may be compiled
+    "activation_checkpointing": replace(RUN, compile=True, activation_checkpointing=True),
     "head.kind": replace(RUN, head=HEADS["untied"]),
     "checkpoint.best": replace(RUN, checkpoint=CheckpointConfig(best=True)),
     "checkpoint.patience": replace(RUN, checkpoint=CheckpointConfig(patience=3)),

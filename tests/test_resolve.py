@@ -141,22 +141,6 @@ def test_auto_chooses_the_faster_loss() -> None:
         resolve(change(CPU, loss="chunked", ngram_smoothing=0.5), 257)
 
 
-@pytest.mark.parametrize(
-    ("changes", "compiled"),
-    [
-        ({}, False),
-        ({"compile": True}, True),
-        ({"max_steps": 10**9}, True),
-        ({"max_steps": 10**9, "compile": False}, False),
-        ({"max_steps": 10**9, "devices": 2}, False),
-        ({"max_minutes": 10.0}, True),
-        ({"max_minutes": 9.9}, False),
-    ],
-)
-def test_long_runs_are_compiled_by_what_is_asked(changes: dict[str, Any], compiled: bool) -> None:
-    assert resolve(change(CPU, **changes), 257).compile is compiled
-
-
 @pytest.mark.slow
 def test_every_run_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []

@@ -3,7 +3,6 @@
 import gc
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch._inductor.config
 import yaml
 from conftest import HEADS, TEXT, UNTIED, WHOLE_RESULT, Outcome
 
@@ -32,9 +30,7 @@ from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.data.tokens import TextData, prepare
 from lm.inference.generate import decode
 from lm.model.transformer import Transformer
-from lm.system.files import read_yaml
 from lm.training.loss import HAS_CHUNKED
-from lm.training.resolve import LONG_FLOPS
 from lm.training.samples import is_copied, validation_prompts
 from lm.training.train import train
 from tests.helpers.runs import change, checkpoints, compiles, losses, result, rows, short_run
@@ -174,21 +170,6 @@ def test_one_batch_is_memorised_and_recited(text_file: Path, tmp_path: Path) -> 
 
 EQUAL, NEAR, OTHER = (0.0, 0.0), (1e-9, 1e-3), (1e-6, math.inf)  # the range of the largest difference of two losses
 needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
-
-
-@compiles
-@pytest.mark.slow
-def test_a_compiler_that_fails_is_a_line_and_eager_steps(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(LONG_FLOPS, "cpu", 0.0)
-    run, folder, _ = finished
-    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
-        train(change(run, run_dir=str(tmp_path / "run"), compile="auto", prompts=[]))
-    assert re.search("compile=auto: .*no-such-compiler.*; the steps are not compiled", caplog.text)
-    assert losses(tmp_path / "run") == losses(folder)
-    saved = read_yaml(tmp_path / "run/config.yaml")
-    assert (saved["compile"], saved["asked"]["compile"]) == (False, "auto")
 
 
 @pytest.mark.slow

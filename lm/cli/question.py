@@ -8,7 +8,7 @@ The first value is the baseline. The question is written as a YAML file into the
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from itertools import islice
 from pathlib import Path
 from types import UnionType
@@ -274,7 +274,7 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            runs[name] = _not_by_length(compose([*(common | own).values()]))
+            runs[name] = compose([*(common | own).values()])
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
@@ -299,7 +299,7 @@ def compose_base(
     with error_prefix("ablation.base"):
         for key in own.keys() & {*RESERVED, "init_from"}:
             raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
-        base = _not_by_length(compose([*(_by_key([*config.overrides, *typed]) | own).values()]))
+        base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
         base.check_init()
         require(base.max_minutes is None, f"max_minutes={base.max_minutes}", "null: bases are as long in every call")
     own_settings = flat(asdict(base))
@@ -311,11 +311,6 @@ def compose_base(
                 advice = "they have it in common: choose it among the overrides"
                 raise UserError(f"ablation.base: {key} is {own_value}, that of {name} is {value}; {advice}")
     return base
-
-
-def _not_by_length(run: RunConfig) -> RunConfig:
-    """A run that is compiled only if that is asked for: all runs of an ablation round alike, whatever their length."""
-    return replace(run, compile=False) if run.compile == "auto" else run
 
 
 def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:

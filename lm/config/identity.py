@@ -28,7 +28,7 @@ RUNTIME = (
 # Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
 # Settings that `lm.training.resolve` fills in by the machine.
-RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "compile", "threads")
+RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -171,7 +171,7 @@ class RunConfig:
     ngram_smoothing: float = 0.0  # the share of each training target that is what an n-gram model expects there
     loss_temperature: float = 1.0  # training divides the logits by it; less than 1 for a text that is read many times
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
-    compile: bool | str = "auto"  # torch.compile: true, false, or auto, in long runs; see docs/performance.md
+    compile: bool = False  # compile the steps by torch.compile; see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
     typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
@@ -180,7 +180,6 @@ class RunConfig:
         require_choice("loss", self.loss, LOSSES)
         require(0 <= self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
         require(0 < self.loss_temperature < math.inf, f"loss_temperature={self.loss_temperature}", "more than 0")
-        require(self.compile in (True, False, "auto"), f"compile={self.compile}", "true, false or auto")
         require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         require_min(1, "", self, "max_tokens", "threads")
         require_seed(self.seed)

@@ -18,15 +18,10 @@ from torch import nn
 from lm.config import RunConfig, UserError
 from lm.data.ngram import MOST_TOKENS
 from lm.data.tokens import TextData
-from lm.model.size import n_params
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
-
-# Of a run whose steps are compiled, by device: about ten minutes on two cores, and two on a fast GPU. See is_compiled.
-LONG_FLOPS = {"cpu": 1e14, "cuda": 2e16}
-LONG_MINUTES = 10
 
 TIMED_STEPS = 10  # after the first one
 log = logging.getLogger(__name__)
@@ -49,46 +44,14 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
     trainer = replace(trainer, accelerator=device, precision=precision, max_steps=run.steps)
     run = replace(run, trainer=trainer, threads=count_threads(run.threads))
-    run = replace(run, compile=is_compiled(run, vocab_size))
     return replace(run, loss=resolve_loss(run, vocab_size))
 
 
 def decide(run: RunConfig, data: TextData) -> RunConfig:
-    """The run as it is trained here: resolved, and without a compiler that compile=auto has chosen and that fails.
-
-    A step is compiled on a copy of the model, so that no number of the run moves. Raises UserError for what this
-    machine cannot do.
-    """
-    vocab_size = data.tokenizer.vocab_size
+    """Return the run as it is trained here. Raises UserError for what this machine cannot do."""
     if run.ngram_smoothing and (n := len(data.train)) > MOST_TOKENS:
         raise UserError(f"ngram_smoothing: is for a text of at most {MOST_TOKENS:,} tokens; this one has {n:,}")
-    resolved = resolve(run, vocab_size)
-    if run.compile != "auto" or not resolved.compile:
-        return resolved
-    log.info("compile=auto: so long a run is compiled first, which takes up to a minute")
-    try:
-        bare_step(resolved, vocab_size, 0, 1)()
-    except Exception as error:  # whatever a compiler raises: what is wrong with the run itself will be raised again
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        log.warning("compile=auto: %s; the steps are not compiled", reason)
-        return resolve(replace(run, compile=False), vocab_size)
-    return resolved
-
-
-def is_compiled(run: RunConfig, vocab_size: int) -> bool:
-    """Whether the steps of a run with a device are compiled; auto: where it is so long that this pays.
-
-    What is asked decides, not a clock or the compiler's cache, for compiled steps round otherwise: the same command
-    gives the same numbers. A token takes about 6 FLOPs for each parameter (Kaplan et al., 2020).
-    """
-    if run.compile != "auto":
-        return bool(run.compile)
-    if run.trainer.world_size > 1 or run.trainer.accelerator not in LONG_FLOPS:
-        return False
-    if run.max_minutes is not None:
-        return run.max_minutes >= LONG_MINUTES
-    flops = 6 * n_params(meta_model(run, vocab_size)) * run.steps * run.tokens_per_step
-    return flops >= LONG_FLOPS[run.trainer.accelerator]
+    return resolve(run, data.tokenizer.vocab_size)
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:

@@ -142,8 +142,7 @@ class RunDirectory:
         if not (begun := self.begun_with()):
             return run, None
         with reading(self.config):
-            compiled = begun["compile"] if run.compile == "auto" else run.compile
-            return replace(run, compile=compiled), int(begun["trainer"]["max_steps"])
+            return run, int(begun["trainer"]["max_steps"])
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
