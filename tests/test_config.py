@@ -186,7 +186,6 @@ SAME: dict[str, RunConfig] = {
     "logger": replace(RUN, logger=LoggerConfig(wandb=WandbConfig())),
     "checkpoint": replace(RUN, checkpoint=CheckpointConfig(every=3, resume=False)),
     "prompts": replace(RUN, prompts=["x"]),
-    "typed": replace(RUN, typed=["seed=0"]),
     "run_dir": replace(RUN, run_dir="elsewhere"),
     "progress bar": change(RUN, enable_progress_bar=False),
     "cache_dir": with_data(RUN, cache_dir="elsewhere"),
@@ -242,7 +241,7 @@ def test_every_setting_decides_numbers_or_is_known_not_to() -> None:
     rest = {key for key in {*flat(asdict(run))} - {*deciding_settings(asdict(run))} if key.split(".")[0] != "tokenizer"}
     of_text = {f"data.{key}" for key in asdict(run.data)} - {f"data.{key}" for key in OF_DATA}
     where = {"run_dir", "init_from", "threads", "activation_checkpointing"}
-    logged = {"typed", "prompts", "logger.tensorboard", "logger.wandb", "diagnostics.every", "head.name", "max_tokens"}
+    logged = {"prompts", "logger.tensorboard", "logger.wandb", "diagnostics.every", "head.name", "max_tokens"}
     logged |= {f"checkpoint.{key}" for key in ("every", "keep", "resume")}
     logged |= {f"trainer.{key}" for key in ("log_every_n_steps", "enable_progress_bar", "detect_anomaly")}
     assert rest == of_text | where | logged
@@ -253,7 +252,7 @@ def test_what_differs_is_named() -> None:
     cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
     (message,) = differences(asdict(cpu), asdict(replace(cpu, threads=2))).values()
     assert re.search(r"threads.*\b1\b.*\b2\b", message)
-    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["typed"])):
+    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["prompts"])):
         assert differences(asdict(run), asdict(same)) == {}
 
 

@@ -25,14 +25,12 @@ from lm.cli.recipe import tell, with_recipe
 from lm.cli.summaries import ending, summary, sweep
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError
-from lm.config.identity import is_verb, key_of
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = RunConfig
 finished: list[tuple[list[str], dict[str, Any]]] = []  # the overrides of a run, and its result
-typed: set[str] = set()  # keys of this command line; overrides of others come from a recipe
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
@@ -41,8 +39,6 @@ def program(config: DictConfig) -> float | None:
     """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
-    own = [word for word in overrides if not typed or key_of(word) in typed]
-    run.typed = run.typed or [word for word in own if not is_verb(word)]
     configure_streams(run.trainer.world_size)
     path = Path(run.run_dir or "")
     result = RunDirectory(path).finished_result(run) if run.run_dir else None
@@ -81,8 +77,6 @@ def prepare(flags: Namespace) -> list[str]:
         if is_question(override):
             raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
     overrides = with_text(flags.overrides, kinds)
-    typed.clear()
-    typed.update(map(key_of, overrides))
     words = [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
     return with_recipe(words, flags.config_dir)
 

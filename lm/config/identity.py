@@ -21,7 +21,7 @@ DECIDING = (
 UNLESS_DEFAULT = {"loss_temperature": 1.0, "ngram_smoothing": 0.0}
 # Where a run is, what is logged of it and how. They may differ when it is resumed.
 RUNTIME = (
-    *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
+    *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision"),
     *("checkpoint.every", "checkpoint.keep", "activation_checkpointing", "data.cache_dir", *VERBS),
     *("trainer.enable_progress_bar", "trainer.detect_anomaly"),
 )

@@ -173,7 +173,6 @@ class RunConfig:
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
     compile: bool = False  # compile the steps by torch.compile; see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
-    typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")

@@ -120,10 +120,8 @@ def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> s
 
 
 def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
-    """The lines of a table: names, scores, the settings that differ, those that were typed first, other results."""
-    typed = {word.partition("=")[0].lstrip("+~") for run in runs for word in run.settings.get("typed") or ()}
+    """The lines of a table: names, scores, the settings that differ, other results."""
     keys = without_parts_of_the_head(differing(runs), runs)
-    keys.sort(key=lambda key: not {key, key.rpartition(".")[0]} & typed)
     columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
     if any(run.note for run in runs):
         status = (" ".join(f"{run.status}: {run.note}".rstrip(": ").split()) for run in runs)
