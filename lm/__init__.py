@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm.cli.compare import compare as compare
-    from lm.cli.compare import judge as judge
     from lm.config import HeadConfig as HeadConfig
     from lm.config import ModelConfig as ModelConfig
     from lm.config import UserError as UserError
     from lm.data.tokenizer import Tokenizer as Tokenizer
     from lm.data.tokenizer import load_tokenizer as load_tokenizer
+    from lm.decoding import generate as generate
+    from lm.decoding import stream as stream
     from lm.formats.folder import load_model as load_model
-    from lm.inference.generate import generate as generate
-    from lm.inference.generate import stream as stream
+    from lm.lab.ablation.compare import compare as compare
+    from lm.lab.ablation.compare import judge as judge
     from lm.model.linear import Linear as Linear
     from lm.model.linear import linear as linear
     from lm.model.transformer import Transformer as Transformer
@@ -35,12 +35,12 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
-    "compare": "lm.cli.compare",
-    "judge": "lm.cli.compare",
+    "compare": "lm.lab.ablation.compare",
+    "judge": "lm.lab.ablation.compare",
     "load_tokenizer": "lm.data.tokenizer",
     "load_model": "lm.formats.folder",
-    "generate": "lm.inference.generate",
-    "stream": "lm.inference.generate",
+    "generate": "lm.decoding",
+    "stream": "lm.decoding",
     "Linear": "lm.model.linear",
     "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",

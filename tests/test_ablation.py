@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import RunSpec
-from lm.ablation.record import (
+from lm.config import UserError
+from lm.lab.ablation.executors import EXECUTORS
+from lm.lab.ablation.plan import RunSpec
+from lm.lab.ablation.record import (
     AblationRecord,
     Failure,
     RunFiles,
@@ -32,11 +33,10 @@ from lm.ablation.record import (
     read_record,
     write_record,
 )
-from lm.ablation.report import write_report
-from lm.ablation.results import read_results
-from lm.ablation.warnings import report_warnings
-from lm.config import UserError
-from lm.config.ablation import AblateConfig, TuneConfig
+from lm.lab.ablation.report import write_report
+from lm.lab.ablation.results import read_results
+from lm.lab.ablation.settings import AblateConfig, TuneConfig
+from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
 from tests.helpers.ablations import (
@@ -204,7 +204,7 @@ def test_the_page_is_written_while_the_runs_are_made(
         return near(spec)
 
     made = instantly(until_the_fourth)
-    monkeypatch.setattr("lm.ablation.ablate.REPORT_SHARE", 1e9)
+    monkeypatch.setattr("lm.lab.ablation.ablate.REPORT_SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
         lab.run()
     page = (lab.out / "report.html").read_text()
@@ -219,15 +219,15 @@ def test_the_page_is_written_while_the_runs_are_made(
 @pytest.mark.slow
 def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
     made = instantly(near)
-    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "first")
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "first")
     lab.run(seeds=[0])
     record = read_record(lab.out)
     write_record(replace(record, ended=None), lab.out)  # as an interrupt leaves it
-    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "second")
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "second")
     lab.run()
     assert len(made) == 2 + 4
     files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
-    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "third")
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "third")
     other = {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}
     for changes, runs in (
         ({"seeds": [1, 2, 3]}, "2 finished runs (tied, untied)"),
@@ -239,7 +239,7 @@ def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, mon
     assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
     lab.run(overrides=["optim.lr=0.01"])
     assert len(made) == 6 + 4, "other settings are another matter"
-    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "fourth")
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "fourth")
     with pytest.raises(UserError, match="code=new"):
         lab.run(overrides=["optim.lr=0.01"])
     results = lab.run(overrides=["optim.lr=0.01"], code="new")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lm.ablation.executors import EXECUTORS
-from lm.ablation.record import write_record
-from lm.ablation.results import Results
-from lm.cli.question import confirmation
-from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
+from lm.lab.ablation.executors import EXECUTORS
+from lm.lab.ablation.record import write_record
+from lm.lab.ablation.results import Results
+from lm.lab.ablation.settings import TuneConfig
+from lm.lab.commands.question import confirmation
 from lm.training.train import train
 from tests.helpers.ablations import Lab, instant, losses, plan_in_a_moment
 from tests.helpers.runs import composed, result

@@ -27,8 +27,8 @@ from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
-from lm.config.ablation import AblateConfig
 from lm.config.identity import config_hash
+from lm.lab.ablation.settings import AblateConfig
 
 Command = Callable[..., Outcome]
 

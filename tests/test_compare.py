@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from lm import compare
-from lm.cli.ablate import questions
 from lm.cli.compose import compose
-from lm.cli.question import question_in_a_line, write_question
 from lm.config import RunConfig, UserError
+from lm.lab.commands.ablate import questions
+from lm.lab.commands.question import question_in_a_line, write_question
 from tests.test_recipe import TEXT
 
 TINY = [

@@ -30,11 +30,11 @@ from lm.config import (
     UserError,
     ValidationConfig,
 )
-from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.data import SOURCES, TOKENIZERS
 from lm.config.identity import config_hash, deciding_settings, differences, flat
 from lm.config.model import OWN_SETTINGS
 from lm.config.run import OPTIMIZERS, PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
+from lm.lab.ablation.settings import AblateConfig, TuneConfig
 from lm.training.run_directory import default_directory
 from tests.helpers.runs import MUON, change
 

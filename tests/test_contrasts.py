@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lm.ablation.contrasts import compare_arms
-from lm.ablation.record import AblationRecord
-from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import interval, judge_family
+from lm.lab.ablation.contrasts import compare_arms
+from lm.lab.ablation.record import AblationRecord
+from lm.lab.ablation.response_surface import Regret, combine_regrets
+from lm.lab.ablation.statistics import interval, judge_family
 
 BEND = {"c": 1.0, "b": -2.0, "a": 1.0}  # the curvature of a over b to c, say
 LOSSES: dict[str, list[Any]] = {  # by arm, of eight seeds

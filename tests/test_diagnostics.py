@@ -16,8 +16,8 @@ from torch import Tensor
 from lm import Transformer, load_model
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig
 from lm.data.tokens import prepare
-from lm.inference.details import BANDS, frequency_bands, token_counts
-from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
+from lm.lab.measures.details import BANDS, frequency_bands, token_counts
+from lm.lab.measures.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import build
 from tests.helpers.runs import column, compiles, finish, outcome, rows, short_run, signal_at, small_run

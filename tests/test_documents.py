@@ -19,9 +19,9 @@ from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
 from lm.formats.folder import load_model, save_model
-from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
+from lm.scoring import evaluate_run
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train

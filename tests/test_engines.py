@@ -20,12 +20,12 @@ import pytest
 import torch
 from conftest import Script
 
-from lm.ablation import executors
-from lm.ablation.executors import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
-from lm.ablation.plan import RunSpec
-from lm.ablation.record import Failure, RunFiles
 from lm.config import RunConfig, UserError
-from lm.config.ablation import AblateConfig, SlurmConfig
+from lm.lab.ablation import executors
+from lm.lab.ablation.executors import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
+from lm.lab.ablation.plan import RunSpec
+from lm.lab.ablation.record import Failure, RunFiles
+from lm.lab.ablation.settings import AblateConfig, SlurmConfig
 from lm.system.files import read_csv, sha256
 from tests.helpers.ablations import SMALL, question
 from tests.helpers.runs import composed, wait_for

@@ -31,12 +31,12 @@ from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer, byte_tokenizer
 from lm.formats.folder import load_model
-from lm.formats.huggingface import export
-from lm.inference.details import BINS, Calibration, Details, frequency_bands
-from lm.inference.evaluate import evaluate_run
-from lm.look.runs import load
-from lm.look.views import scored_text
+from lm.lab.formats.huggingface import export
+from lm.lab.look.runs import load
+from lm.lab.look.views import scored_text
+from lm.lab.measures.details import BINS, Calibration, Details, frequency_bands
 from lm.model import Transformer
+from lm.scoring import evaluate_run
 from lm.training.train import train
 from tests.helpers.runs import PROCESSES, result, short_run
 from tests.helpers.runs import rows as rows_of
@@ -104,7 +104,7 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pyte
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
     for part in ("by_frequency", "calibration"):
         assert sum(row["tokens"] for row in own[part]) == own["tokens"]
-    monkeypatch.setattr("lm.look.views.PASSAGE", 64)  # tokens
+    monkeypatch.setattr("lm.lab.look.views.PASSAGE", 64)  # tokens
     shown = [load("run", tmp_path / "run")]
     passages = [scored_text(shown, "", i) for i in range(scored_text(shown, "")["n_passages"])]
     losses = [row["losses"][0] for passage in passages for row in passage["tokens"]]

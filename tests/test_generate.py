@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from lm.config import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.inference.generate import Sampling, decode, generate, likeliest, stream, window_start
+from lm.decoding import Sampling, decode, generate, likeliest, stream, window_start
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
 

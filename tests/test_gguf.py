@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from lm.config import UserError
 from lm.data.tokenizer import Chat, Tokenizer, train_bpe
 from lm.formats.folder import save_model
-from lm.formats.gguf import export_gguf
+from lm.lab.formats.gguf import export_gguf
 from lm.model.transformer import Transformer
 
 BPE = train_bpe([Path(__file__).read_text()], 300)

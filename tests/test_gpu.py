@@ -15,8 +15,8 @@ from lm import load_model
 from lm.config import CheckpointConfig, OptimConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
-from lm.inference.evaluate import evaluate
-from lm.inference.generate import decode
+from lm.decoding import decode
+from lm.scoring import evaluate
 from lm.training.processes import Interrupted, Signals
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens

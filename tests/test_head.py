@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from lm import load_model
 from lm.config import EvaluateConfig, HeadConfig, ModelConfig, OptimConfig, UserError
 from lm.config.run import TIED_MATRICES
-from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
+from lm.scoring import evaluate_run
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from lm.training.train import train

@@ -31,10 +31,10 @@ from transformers import (
 
 from lm.config import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
-from lm.formats.architectures import SYNONYMS
+from lm.decoding import generate
 from lm.formats.folder import load_model, merged, save_adapter, save_model
-from lm.formats.huggingface import export
-from lm.inference.generate import generate
+from lm.lab.formats.architectures import SYNONYMS
+from lm.lab.formats.huggingface import export
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST

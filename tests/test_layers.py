@@ -63,12 +63,12 @@ def test_no_modules_import_each_other() -> None:
     "steps",
     [
         {
-            "lm, lm.config.ablation, lm.training.run_directory": "torch hydra lightning numpy datasets",
-            "lm.cli.runs": "torch lightning numpy matplotlib scipy datasets",
-            "lm.results, lm.runs.listing, lm.ablation.rows": "torch hydra lightning datasets",
-            "lm.cli.train, lm.cli.generate, lm.cli.ablate": "torch lightning datasets",
+            "lm, lm.lab.ablation.settings, lm.training.run_directory": "torch hydra lightning numpy datasets",
+            "lm.lab.commands.runs": "torch lightning numpy matplotlib scipy datasets",
+            "lm.lab.results, lm.lab.runs.listing, lm.lab.ablation.rows": "torch hydra lightning datasets",
+            "lm.cli.train, lm.cli.generate, lm.lab.commands.ablate": "torch lightning datasets",
         },
-        {"lm.inference.generate, lm.formats.folder, lm.ablation.report": "hydra lightning datasets"},
+        {"lm.decoding, lm.formats.folder, lm.lab.ablation.report": "hydra lightning datasets"},
     ],
 )
 def test_what_is_light_stays_light(steps: dict[str, str]) -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import COLUMNS, asked_before, read_ledger, series, series_table
-from lm.ablation.record import read_record
-from lm.ablation.report import results_frame
-from lm.ablation.results import Results, RunReader, read_results
-from lm.ablation.statistics import ALPHA
-from lm.ablation.warnings import report_warnings
-from lm.cli.question import confirmation
 from lm.config import UserError
+from lm.lab.ablation.executors import EXECUTORS
+from lm.lab.ablation.ledger import COLUMNS, asked_before, read_ledger, series, series_table
+from lm.lab.ablation.record import read_record
+from lm.lab.ablation.report import results_frame
+from lm.lab.ablation.results import Results, RunReader, read_results
+from lm.lab.ablation.statistics import ALPHA
+from lm.lab.ablation.warnings import report_warnings
+from lm.lab.commands.question import confirmation
 from tests.conftest import Outcome
 from tests.helpers.ablations import SHORT, Lab, instant, losses, plan_in_a_moment
 from tests.test_compare import TINY
@@ -31,7 +31,7 @@ def small(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = instant(lambda spec: losses[spec.arm] + spec.seed % 7 * 1e-3 * (1 + (spec.arm == "tied")))
     monkeypatch.setitem(EXECUTORS, "local", made)
     plan_in_a_moment(monkeypatch)
-    monkeypatch.setattr("lm.ablation.ablate.write_report", write_rows)
+    monkeypatch.setattr("lm.lab.ablation.ablate.write_report", write_rows)
     return Lab(tmp_path, corpus, SHORT)
 
 
@@ -159,11 +159,11 @@ def test_a_call_that_is_killed_at_its_end_leaves_a_ledger_that_the_next_one_comp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"lm.ablation.ablate.{broken}", die)
+        patch.setattr(f"lm.lab.ablation.ablate.{broken}", die)
         with pytest.raises(KeyboardInterrupt):
             small.run()
     with monkeypatch.context() as patch:
-        patch.setattr("lm.ablation.ablate.write_record", die)
+        patch.setattr("lm.lab.ablation.ablate.write_record", die)
         with pytest.raises(KeyboardInterrupt):
             small.run()
     small.run()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import SEQ
 from torch import Tensor, nn
 
-from lm.inference.generate import GREEDY, Sampling
+from lm.decoding import GREEDY, Sampling
 from lm.model.kernels import HAS_ONEDNN, onednn_linear, rms_norm, suits_onednn
 from lm.model.linear import Linear, linear
 from tests.helpers.models import build

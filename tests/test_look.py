@@ -21,12 +21,12 @@ from conftest import ROOT, TEXT, TINY_RUN, Outcome
 from lm import generate
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
-from lm.formats.huggingface import export
-from lm.inference.generate import GREEDY, Sampling
-from lm.look.runs import LoadedModel, described_run, load
-from lm.look.server import MAX_BODY, LookServer
-from lm.look.views import attention, attention_weights, continuations, embeddings, scored_text
-from lm.runs.find import MARKS, folders_with
+from lm.decoding import GREEDY, Sampling
+from lm.lab.formats.huggingface import export
+from lm.lab.look.runs import LoadedModel, described_run, load
+from lm.lab.look.server import MAX_BODY, LookServer
+from lm.lab.look.views import attention, attention_weights, continuations, embeddings, scored_text
+from lm.lab.runs.find import MARKS, folders_with
 from lm.training.run_directory import RunDirectory
 from lm.training.train import train
 from tests.helpers.ablation_folder import make, write_run_dir

@@ -13,11 +13,11 @@ from torch import Tensor
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
 from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, merged, save_adapter
-from lm.formats.huggingface import export
-from lm.inference.evaluate import evaluate_run
+from lm.lab.formats.huggingface import export
 from lm.model.linear import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
+from lm.scoring import evaluate_run
 from lm.training.train import train
 from tests.helpers.models import weights
 from tests.helpers.runs import CLOCK, MODEL, at_home, composed

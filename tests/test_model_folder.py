@@ -20,9 +20,9 @@ from lm.config import UserError
 from lm.config.identity import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
+from lm.decoding import generate
 from lm.formats.base import model_folder
 from lm.formats.folder import load_model, save_model, write_weights
-from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, write_json
 from lm.training.train import train

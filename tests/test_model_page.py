@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Backend
 
 from lm import generate, load_model
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
-from lm.formats.page import export_page
-from lm.inference.generate import decode
+from lm.decoding import decode
+from lm.lab.formats.page import export_page
 from lm.model.transformer import Transformer
 from lm.training.train import train
 

@@ -23,7 +23,7 @@ from lm.config import (
     UserError,
 )
 from lm.data.tokens import prepare
-from lm.inference.evaluate import evaluate_run
+from lm.scoring import evaluate_run
 from lm.training.progress import log_start
 from lm.training.resolve import build_model
 from lm.training.train import train

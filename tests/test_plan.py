@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from lm.ablation.ablate import plan_json
-from lm.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
-from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import seconds_to_go
-from lm.ablation.statistics import minimum_detectable_effect
-from lm.ablation.warnings import plan_warnings
-from lm.cli.question import confirmation
 from lm.config import UserError
-from lm.config.ablation import TuneConfig
+from lm.lab.ablation.ablate import plan_json
+from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
+from lm.lab.ablation.executors import EXECUTORS
+from lm.lab.ablation.plan import seconds_to_go
+from lm.lab.ablation.settings import TuneConfig
+from lm.lab.ablation.statistics import minimum_detectable_effect
+from lm.lab.ablation.warnings import plan_warnings
+from lm.lab.commands.question import confirmation
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
 
 
@@ -178,7 +178,7 @@ def steps_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
         for arm in arms:
             arm.seconds_per_step = seconds
 
-    monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
+    monkeypatch.setattr("lm.lab.ablation.plan.time_steps", time_steps)
 
 
 def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = shutil.copytree(ROOT / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("lm.ablation.arms.HOME", home)
+    monkeypatch.setattr("lm.lab.ablation.arms.HOME", home)
     hashes = [code_hash()]
     for name in ("data/batches.py", "model/linear.py", "training/optim.py", "inference/evaluate.py"):
         with open(home / name, "a") as file:

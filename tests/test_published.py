@@ -18,17 +18,17 @@ from conftest import ROOT
 from hydra import initialize_config_dir
 from scipy import stats
 
-from lm.ablation.contrasts import Contrast, decimals
-from lm.ablation.record import EARLIER, read_record, write_record
-from lm.ablation.response_surface import combine_regrets
-from lm.ablation.results import read_results
-from lm.ablation.statistics import TuningVariance
 from lm.cli.compose import compose
-from lm.cli.question import compose_arms
 from lm.cli.summaries import sweep
 from lm.config import RunConfig
-from lm.config.ablation import METRICS, AblateConfig
 from lm.config.identity import config_hash, flat
+from lm.lab.ablation.contrasts import Contrast, decimals
+from lm.lab.ablation.record import EARLIER, read_record, write_record
+from lm.lab.ablation.response_surface import combine_regrets
+from lm.lab.ablation.results import read_results
+from lm.lab.ablation.settings import METRICS, AblateConfig
+from lm.lab.ablation.statistics import TuningVariance
+from lm.lab.commands.question import compose_arms
 from tests.helpers.runs import composed
 
 CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.ablation import figures
-from lm.ablation.overview import folders, write_overview
-from lm.ablation.report import write_report
-from lm.ablation.results import curve_table, read_results
-from lm.ablation.warnings import plan_warnings, report_warnings
-from lm.report.figures import line_styles
+from lm.lab.ablation import figures
+from lm.lab.ablation.overview import folders, write_overview
+from lm.lab.ablation.report import write_report
+from lm.lab.ablation.results import curve_table, read_results
+from lm.lab.ablation.warnings import plan_warnings, report_warnings
+from lm.lab.report.figures import line_styles
 from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))

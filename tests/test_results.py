@@ -1,4 +1,4 @@
-"""lm.results: what its frames hold and leave out, their types, and what a damaged folder says."""
+"""lm.lab.results: what its frames hold and leave out, their types, and what a damaged folder says."""
 
 import json
 import re
@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 from conftest import HEADS, ROOT, WHOLE_RESULT
 
-from lm.ablation.executors import describe_exit_code
-from lm.ablation.record import RunFiles
-from lm.ablation.report import results_frame
-from lm.ablation.results import read_results
 from lm.config import RunConfig, UserError
-from lm.results import contrasts, curves, runs, trials
+from lm.lab.ablation.executors import describe_exit_code
+from lm.lab.ablation.record import RunFiles
+from lm.lab.ablation.report import results_frame
+from lm.lab.ablation.results import read_results
+from lm.lab.results import contrasts, curves, runs, trials
 from tests.helpers.ablation_folder import write_run_dir
 
 STUDIES = ROOT / "docs/studies"

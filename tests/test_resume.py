@@ -23,8 +23,8 @@ from lm.config.run import ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.formats.folder import load_model, read_weights
-from lm.inference.evaluate import validate
 from lm.model.head import UntiedMidTrainingHead
+from lm.scoring import validate
 from lm.training.state import best_files, newest_checkpoint, step_of
 from lm.training.train import lr_factor, train
 from tests.helpers.runs import (

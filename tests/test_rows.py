@@ -11,9 +11,9 @@ import pytest
 from conftest import ROOT
 
 from lm import judge
-from lm.ablation.results import read_results
-from lm.ablation.rows import judged, rows_table
 from lm.config import UserError
+from lm.lab.ablation.results import read_results
+from lm.lab.ablation.rows import judged, rows_table
 from tests.helpers.ablation_folder import Page
 
 Command = Callable[..., tuple[int, str, str]]

@@ -13,8 +13,8 @@ from conftest import HEADS, as_nobody
 
 from lm.cli import runs as command
 from lm.config import DataConfig, OptimConfig, RunConfig, UserError
-from lm.runs.find import differing, find_runs
-from lm.runs.listing import listing, listing_csv, ordered, where
+from lm.lab.runs.find import differing, find_runs
+from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from tests.helpers.ablation_folder import write_run_dir
 
 LOSSES = {"tied": 3.0, "untied": 3.2}

@@ -17,11 +17,11 @@ from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
 from lm.config import UserError
 from lm.config.checks import without_secrets
 from lm.data.tokenizer import byte_tokenizer
-from lm.inference.evaluate import Scores
-from lm.inference.generate import generate
+from lm.decoding import generate
+from lm.lab.report.figures import shorten
+from lm.lab.report.pages import render
 from lm.model.transformer import Transformer
-from lm.report.figures import shorten
-from lm.report.pages import render
+from lm.scoring import Scores
 from lm.training.run_directory import default_directory
 from lm.training.train import train
 from tests.helpers.runs import composed
@@ -75,7 +75,7 @@ def test_such_a_call_would_be_found() -> None:
 
 def test_the_page_has_a_row_for_each_command() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \|", PAGE, re.MULTILINE)
-    assert {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"lm.results"} == set(rows)
+    assert {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"lm.lab.results"} == set(rows)
 
 
 def test_no_text_in_a_report_steers_a_terminal() -> None:

@@ -21,8 +21,8 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
 from lm.data.paths import listed
 from lm.data.sources import open_source
-from lm.data.tables import columns_of
 from lm.data.tokens import prepare
+from lm.lab.sources.tables import columns_of
 from tests.helpers import hub, texts
 
 BYTE = TokenizerConfig(kind="byte", vocab_size=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from lm.ablation.statistics import (
+from lm.lab.ablation.statistics import (
     ALPHA,
     POWER,
     Comparison,

@@ -28,10 +28,10 @@ from lm.config import (
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.inference.generate import decode
+from lm.decoding import decode
+from lm.lab.measures.samples import is_copied, validation_prompts
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
-from lm.training.samples import is_copied, validation_prompts
 from lm.training.train import train
 from tests.helpers.runs import change, checkpoints, compiles, losses, result, rows, short_run
 

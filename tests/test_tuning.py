@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.ablation.tuning import ArmTrials, Settings, TuningState, failed_searches, regrets, search_size, tune
-from lm.config.ablation import TuneConfig
+from lm.lab.ablation.settings import TuneConfig
+from lm.lab.ablation.tuning import ArmTrials, Settings, TuningState, failed_searches, regrets, search_size, tune
 
 Loss = Callable[[Settings], float]
 NAMES = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]

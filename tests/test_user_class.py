@@ -16,7 +16,7 @@ from torch import nn
 from lm.config import OptimConfig, UserError, foreign_classes
 from lm.data.tokenizer import byte_tokenizer
 from lm.formats.folder import load_model, save_model
-from lm.formats.huggingface import export
+from lm.lab.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.size import flops_per_token
 from lm.model.user_class import import_class

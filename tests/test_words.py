@@ -21,7 +21,7 @@ from lm.cli.compose import compose
 from lm.cli.main import COMMANDS
 from lm.cli.mistakes import kinds_of
 from lm.config import DataConfig, RunConfig
-from lm.runs.find import newest_run
+from lm.lab.runs.find import newest_run
 from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.runs import composed
@@ -98,7 +98,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train model.layers=3": "model.n_layers=3",
     "train trainer.profiler=simple": "torch.profiler",
     "train logger=trackio": "look is a page",
-    "ablate ablation=smoke ablation.plot_over=a": "lm.results.contrasts",
+    "ablate ablation=smoke ablation.plot_over=a": "lm.lab.results.contrasts",
     "train steps 100": "trainer.max_steps=100",
     "train steps=2k": "trainer.max_steps=2000",
     "train dropout=10% my.txt": "model.dropout=0.1",
@@ -294,7 +294,7 @@ def test_commands_take_the_newest_or_the_named_run(
             raise OSError(0, "taken")
 
     names: list[list[str]] = []
-    monkeypatch.setattr("lm.look.server.LookServer", Server)
+    monkeypatch.setattr("lm.lab.look.server.LookServer", Server)
     assert note in command("look", "open=false")[2]
     for word in ("runs/young", "runs", "runs/question"):
         command("look", word, "open=false")

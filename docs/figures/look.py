@@ -15,10 +15,10 @@ from typing import Any
 
 from PIL import Image
 
-from lm.ablation.report import write_report
-from lm.ablation.results import read_results
-from lm.look.server import LookServer
-from lm.runs.find import MARKS, folders_with
+from lm.lab.ablation.report import write_report
+from lm.lab.ablation.results import read_results
+from lm.lab.look.server import LookServer
+from lm.lab.runs.find import MARKS, folders_with
 from tests.helpers.browser import browser_page
 
 HERE = Path(__file__).parent

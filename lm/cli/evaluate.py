@@ -38,7 +38,7 @@ def score(config: EvaluateConfig) -> int:
     pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
-    from lm.inference.evaluate import check, evaluate_run
+    from lm.scoring import check, evaluate_run
 
     for pair in pairs:
         check(pair)
@@ -58,8 +58,8 @@ def score(config: EvaluateConfig) -> int:
     for title, rows in detail_tables(scores, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        from lm.report.figures import save
-        from lm.runs.curves import draw_scores  # matplotlib takes a second, and few ask for a figure
+        from lm.lab.report.figures import save
+        from lm.lab.runs.curves import draw_scores  # matplotlib takes a second, and few ask for a figure
 
         save(lambda: draw_scores(scores), Path(config.plot))
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))

@@ -30,8 +30,8 @@ def run(args: list[str]) -> None:
     config = parse(GenerateConfig, _with_words(args))
     prompts = _prompts(config)
     names = runs_of(config.run_dir)  # raises UserError before the slow imports below
+    from lm.decoding import Sampling
     from lm.formats.folder import load_model
-    from lm.inference.generate import Sampling
     from lm.system.device import best_device, set_threads
 
     sampling = {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p")}
@@ -107,7 +107,7 @@ def _typed_lines() -> Iterator[str]:
 
 def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, sampling: dict[str, Any]) -> None:
     """Print a prompt and its continuation."""
-    from lm.inference.generate import likeliest, stream
+    from lm.decoding import likeliest, stream
 
     rows: list[tuple[str, ...]] = []
 

@@ -17,11 +17,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from lm.cli import command_line
 from lm.cli.aliases import EPOCHS, EXPERIMENT, GONE, RESUME, meaning
 from lm.config import UserError
-from lm.config.ablation import ReportConfig
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, LookConfig, RunsConfig
 from lm.config.data import TABLES
 from lm.config.identity import key_of
 from lm.data.paths import SUFFIXES, local_files, suffix
+from lm.lab.ablation.settings import ReportConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -206,7 +206,7 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
 
 def resume_line(args: Sequence[str] = ()) -> str:
     """How a run is resumed: the one that is typed, or else the newest that can be."""
-    from lm.runs.find import newest_run
+    from lm.lab.runs.find import newest_run
 
     if typed := [arg for arg in args if arg.startswith("run_dir=")]:
         return f"did you mean {command_line('train', typed[-1])}?"
@@ -226,7 +226,7 @@ def text_settings(path: str) -> str:
     words += ["data.val_path=FILE", "tokenizer=file", "tokenizer.path=FILE"] if kind == "tokens" else []
     if kind not in TABLES:
         return shlex.join(words)
-    from lm.data.tables import columns_of
+    from lm.lab.sources.tables import columns_of
 
     columns = columns_of(files[0], kind) if files else ["COLUMN"]
     columns = ["text"] if "text" in columns else columns

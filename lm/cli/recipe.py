@@ -154,7 +154,7 @@ def _characters(text: bytes) -> int:
 
 
 def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
-    from lm.data.tables import READERS, cells_in, documents_of
+    from lm.lab.sources.tables import READERS, cells_in, documents_of
 
     if kind in READERS and isinstance(file, Path):
         yield from (text for _, (text,) in documents_of(cells_in(file, kind, column), column))

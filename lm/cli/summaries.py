@@ -10,7 +10,7 @@ from lm.config.checks import without_secrets
 from lm.config.identity import key_of
 from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.ngram import ngram_figure
-from lm.runs.find import newest_run
+from lm.lab.runs.find import newest_run
 from lm.system.terminal import printable, wrapped
 
 Rows = list[tuple[str, ...]]

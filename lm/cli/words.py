@@ -151,7 +151,7 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
 
 def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
     """The folders that run_dir names, each with a model, or else the newest run, which is said. Raises UserError."""
-    from lm.runs.find import newest_run
+    from lm.lab.runs.find import newest_run
 
     if run_dir is not None:
         names = listed(run_dir, "run_dir", folders=True)

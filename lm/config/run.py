@@ -137,7 +137,7 @@ class ValidationConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DiagnosticsConfig:
-    """Measurements of the embedding and the head during training; see lm/training/diagnostics.py."""
+    """Measurements of the embedding and the head during training; see lm/lab/measures/diagnostics.py."""
 
     every: int = 0  # optimizer steps; 0: never
 

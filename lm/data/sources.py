@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from lm.config import DataConfig, UserError
 from lm.data import paths
-from lm.data.tables import READERS, cells_in, cells_of, documents_of
+from lm.lab.sources.tables import READERS, cells_in, cells_of, documents_of
 from lm.system.files import json_sha256, read_json, write_json
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")

@@ -49,7 +49,7 @@ def read_settings(folder: Path) -> ModelSettings:
             if {*settings.sha256} != {WEIGHTS, TOKENIZER} or settings.architecture is not None:
                 raise UserError(f"sha256: expected those of {WEIGHTS} and {TOKENIZER}")
             return settings
-    from lm.formats.pretrained import pretrained_settings
+    from lm.lab.formats.pretrained import pretrained_settings
 
     return pretrained_settings(folder, content["model_type"])
 
@@ -77,7 +77,7 @@ def read_base(init_from: str) -> Base:
     folder = model_folder(init_from, "init_from")
     settings, path = read_settings(folder), folder / TOKENIZER
     if settings.architecture is not None:
-        from lm.formats.pretrained import weights_hash
+        from lm.lab.formats.pretrained import weights_hash
 
         weights = weights_hash(folder)
     elif sha256(path) == settings.sha256[TOKENIZER]:

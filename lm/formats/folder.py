@@ -84,7 +84,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     folder = model_folder(run_dir)
     settings = read_settings(folder)
     if settings.architecture is not None:
-        from lm.formats.pretrained import load_pretrained
+        from lm.lab.formats.pretrained import load_pretrained
 
         return load_pretrained(folder, settings)
     for key, path in foreign_classes(settings.model).items():
@@ -164,7 +164,7 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     """
     if not net.config.adapted:
         return
-    from lm.formats.architectures import architecture_of
+    from lm.lab.formats.architectures import architecture_of
 
     adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
     try:

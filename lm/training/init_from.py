@@ -13,9 +13,9 @@ from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
 from lm.formats.base import agrees, read_base
 from lm.formats.folder import load_model
-from lm.inference.evaluate import validate
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
+from lm.scoring import validate
 from lm.system.terminal import is_first_process
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from lm.config import RunConfig, UserError
 from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.data.tokens import TextData
-from lm.inference.evaluate import Scores
+from lm.scoring import Scores
 from lm.system.files import csv_text, json_sha256, write_text
 from lm.training.run_directory import read_rows
 

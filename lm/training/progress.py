@@ -15,10 +15,10 @@ from tqdm import tqdm
 from lm.config import RunConfig, UserError
 from lm.config.data import recipe_of
 from lm.data.tokens import TextData
-from lm.inference.generate import generate
+from lm.decoding import generate
+from lm.lab.measures.samples import NEW_TOKENS, validation_prompts
 from lm.system.terminal import duration, is_first_process, printable
 from lm.training.resolve import TIMED_STEPS
-from lm.training.samples import NEW_TOKENS, validation_prompts
 from lm.training.state import State
 
 FEW_TOKENS, FEW_SCORED = 5_000, 50  # to train on, a few pages; to score, a sentence or two

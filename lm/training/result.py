@@ -8,12 +8,12 @@ import torch
 
 from lm.config import RunConfig
 from lm.data.tokens import TextData
-from lm.inference.evaluate import Scores
+from lm.lab.measures.samples import is_copied
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer
+from lm.scoring import Scores
 from lm.system.device import cpu_name
 from lm.training.optim import step_flops
-from lm.training.samples import is_copied
 from lm.training.state import State
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")

@@ -23,12 +23,13 @@ from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.formats.folder import merged, save_adapter, save_chat, save_model
-from lm.inference.evaluate import validate
+from lm.lab.measures.diagnostics import Diagnostics
+from lm.lab.measures.samples import append_samples, cut_samples, draw_samples
 from lm.model.init import named_seed
+from lm.scoring import validate
 from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
-from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights
 from lm.training.loss import LossOf
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
@@ -38,7 +39,6 @@ from lm.training.progress import Clock, log_baseline, log_end, log_start, log_va
 from lm.training.resolve import build_model, decide, time_run
 from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, default_directory
-from lm.training.samples import append_samples, cut_samples, draw_samples
 from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm

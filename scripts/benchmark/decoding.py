@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from lm.inference.generate import decode
+from lm.decoding import decode
 from lm.model.transformer import Transformer
 
 from .measure import Measurement, MemoryRead, compare

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lm.ablation.statistics import ALPHA, TuningVariance, judge_family
+from lm.lab.ablation.statistics import ALPHA, TuningVariance, judge_family
 
 PLANS = ((5, 8, 12), (3, 5, 8), (5, 10), (4, 8, 12))
 MARGIN, WIDE, TUNING_SD, TUNING_DF = 0.5, 3.0, 0.3, 10

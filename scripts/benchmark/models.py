@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig, UserError
 from lm.data.tokenizer import byte_tokenizer
-from lm.formats.huggingface import export
+from lm.lab.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import LossOf, resolve_loss

@@ -12,8 +12,8 @@ from statistics import fmean
 
 import numpy as np
 
-from lm.ablation.ledger import ASKED, COLUMNS, ENDED, series
-from lm.ablation.statistics import Comparison, judge_family
+from lm.lab.ablation.ledger import ASKED, COLUMNS, ENDED, series
+from lm.lab.ablation.statistics import Comparison, judge_family
 
 QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
 MARGIN = 1e-9  # nothing is equivalent

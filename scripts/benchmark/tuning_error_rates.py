@@ -24,10 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are small
 import numpy as np
 import pandas as pd
 
-from lm.ablation.response_surface import Array, combine_regrets
-from lm.ablation.statistics import TuningVariance, difference_p, effective_sd, equivalence_p
-from lm.ablation.tuning import ArmTrials, Key, failed_searches, regrets, tune
-from lm.config.ablation import TuneConfig
+from lm.lab.ablation.response_surface import Array, combine_regrets
+from lm.lab.ablation.settings import TuneConfig
+from lm.lab.ablation.statistics import TuningVariance, difference_p, effective_sd, equivalence_p
+from lm.lab.ablation.tuning import ArmTrials, Key, failed_searches, regrets, tune
 
 CURVATURES = np.array([0.035, 0.012, 0.01])  # nats per squared factor of two: lr, embedding matrix, LM head
 TRIAL_SD, DIFFERENCE_SD = 0.006, 0.0075  # nats: of a run at one tuning seed, of a paired difference

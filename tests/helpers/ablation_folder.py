@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from conftest import WHOLE_RESULT
 
-from lm.ablation.report import write_report
-from lm.ablation.results import read_results
 from lm.config import RunConfig
+from lm.lab.ablation.report import write_report
+from lm.lab.ablation.results import read_results
 from lm.system.files import read_csv
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 import pytest
 from conftest import WHOLE_RESULT
 
-from lm.ablation import arms
-from lm.ablation.ablate import ablate, plan_table
-from lm.ablation.executors import Ending, Executor
-from lm.ablation.plan import Plan, RunSpec, Step
-from lm.ablation.record import REPORTED, Failure, read_record
-from lm.ablation.results import Results
-from lm.cli.question import compose_arms, compose_base
 from lm.config import RunConfig
-from lm.config.ablation import AblateConfig, AblationConfig
+from lm.lab.ablation import arms
+from lm.lab.ablation.ablate import ablate, plan_table
+from lm.lab.ablation.executors import Ending, Executor
+from lm.lab.ablation.plan import Plan, RunSpec, Step
+from lm.lab.ablation.record import REPORTED, Failure, read_record
+from lm.lab.ablation.results import Results
+from lm.lab.ablation.settings import AblateConfig, AblationConfig
+from lm.lab.commands.question import compose_arms, compose_base
 from lm.model import Transformer, size
 from tests.helpers.runs import composed
 
@@ -134,7 +134,7 @@ def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure of a report is empty: to draw one takes most of the time of a report."""
-    monkeypatch.setattr("lm.report.figures.svg", lambda figure, name: "<svg></svg>")
+    monkeypatch.setattr("lm.lab.report.figures.svg", lambda figure, name: "<svg></svg>")
 
 
 def statuses(results: Results) -> dict[tuple[str, int], str]:

@@ -12,8 +12,8 @@ from typing import Any, get_args
 from lm.cli.compose import compose
 from lm.cli.help import REQUIRED, Setting, settings
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig, UserError
-from lm.config.ablation import AblateConfig, AblationConfig, ReportConfig
 from lm.config.commands import LookConfig, RunsConfig
+from lm.lab.ablation.settings import AblateConfig, AblationConfig, ReportConfig
 from lm.system.terminal import to_override_value
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

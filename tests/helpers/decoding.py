@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from conftest import SEQ, UNTIED, VOCAB, tiny
 
-from lm.inference.generate import decode, window_start
+from lm.decoding import decode, window_start
 from lm.model import Transformer
 
 _SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output

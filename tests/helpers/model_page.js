@@ -1,4 +1,4 @@
-// node model_page.js PAGE: runs the code of lm/report/templates/model.js on the model and the tokenizer of a page.
+// node model_page.js PAGE: runs the code of lm/lab/report/templates/model.js on the model and the tokenizer of a page.
 // Standard input: { texts, prompts, n_tokens }. Standard output: the ids of each text, the text that they give, and for
 // each prompt of ids the steps of decoding: [[token, five candidates], ...].
 const fs = require("fs"), path = require("path");

@@ -1,0 +1,93 @@
+"""The one-line comparison and the judge in Python: compare("model.dropout=0,0.2", text="my.txt").verdict"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+
+import pandas as pd
+
+from lm.cli.compose import compose, quoted
+from lm.cli.mistakes import explaining, kinds_of
+from lm.cli.recipe import tell
+from lm.cli.words import with_text
+from lm.config import RunConfig, require
+from lm.config.checks import error_prefix
+from lm.lab.ablation.results import Results
+from lm.lab.ablation.settings import AblateConfig
+from lm.lab.commands.question import MARGIN, SEEDS, choose, compose_arms, question_in_a_line, write_question
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a question of two values or more, of the first comparison where there are several."""
+
+    verdict: str  # better, worse, equivalent or undecided
+    sentence: str  # what that means, with the interval
+    contrasts: pd.DataFrame  # a row for each comparison, as lm.lab.results.contrasts gives it
+    folder: Path | None  # of the report, the rows and the question; None of a frame
+    rows: pd.DataFrame  # arm, seed and value of every finished run that is compared
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the mean difference; None with fewer than two pairs."""
+        low, high = self.contrasts[["ci_low", "ci_high"]].iloc[0]
+        return None if pd.isna(low) else (float(low), float(high))
+
+
+def compare(
+    change: str,
+    text: str | Path | None = None,
+    seeds: int = SEEDS,
+    margin: float = MARGIN,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> Answer:
+    """Train every value of a setting at every seed, in pairs, and judge the others against the first.
+
+    `change` is a setting of train with its values; `text` a file, folder, glob or address, without which the default
+    text is read; `overrides` are settings of train for all. What is finished in the folder is not run again. Runs are
+    made in other processes, so a script calls it below `if __name__ == "__main__":`. Raises UserError.
+    """
+    from lm import results as frames
+    from lm.lab.ablation.ablate import ablate
+
+    require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
+    kinds = kinds_of(RunConfig)
+    words = with_text([*overrides, *([] if text is None else [str(text)])], kinds)
+    with explaining([change, *words], kinds):
+        question = question_in_a_line(change, [quoted(word, kinds) for word in words], seeds, margin)
+    own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
+    config = compose("ablate", own, AblateConfig)
+    tell()
+    results = ablate(config, compose_arms(config.ablation, config.overrides), f"compare({change!r})")
+    write_question(question, results.folder, None if output_dir is None else str(output_dir))
+    return _answer(results, frames.contrasts(results.folder), results.folder)
+
+
+def judge(
+    frame: pd.DataFrame, baseline: str | None = None, margin: float | None = None, higher: bool = False
+) -> Answer:
+    """The paired verdict of an ablation on the numbers of any program, in columns arm, seed and value.
+
+    Other columns are not read, and rows of a seed that makes no pair are left out; a value that is not finite is a run
+    that diverged. Of two arms the first is the baseline if none is named. Without a margin, in the unit of the values,
+    nothing is called equivalent. `higher`: more is better. Raises UserError that names the column or the row.
+    """
+    from lm.lab.ablation.rows import checked_rows, judged
+    from lm.lab.results import contrasts_of
+
+    with error_prefix("frame"):
+        require(isinstance(frame, pd.DataFrame), f"is a {type(frame).__name__}", "a frame of pandas")
+        is_number = isinstance(margin, Real | None) and not isinstance(margin, bool)
+        require(is_number, f"margin={margin!r}", "a number")
+        require(isinstance(higher, bool), f"higher={higher!r}", "True or False")
+        results = judged(checked_rows(frame), None if baseline is None else str(baseline), margin, higher)
+    return _answer(results, contrasts_of({"": results}), None)
+
+
+def _answer(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Answer:
+    done, metric = results.done, results.record.metric
+    rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
+    answer = results.asked()[0]
+    return Answer(answer.verdict, answer.statement, contrasts, folder, rows)

@@ -1,0 +1,394 @@
+"""Make runs, several at a time: by processes of this machine, tasks of Ray, jobs of Slurm.
+
+The run's lock, its checkpoints and its result make runs safe to start again, here and by another driver. So an
+executor need only start processes and say how they ended; retries and queues are those of Ray and Slurm.
+"""
+
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from lm.config import Diverged, UserError, foreign_classes
+from lm.config.checks import without_secrets
+from lm.lab.ablation.arms import code_hash
+from lm.lab.ablation.forkserver import PROCESSES, SHUTDOWN, warm_up
+from lm.lab.ablation.plan import RunSpec
+from lm.lab.ablation.record import Failure
+from lm.lab.ablation.settings import AblateConfig, SlurmConfig
+from lm.system.device import cores
+from lm.system.files import json_sha256, write_json
+from lm.system.terminal import MessageHandler
+
+CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
+
+log = logging.getLogger(__name__)
+
+
+class Ending(NamedTuple):
+    """How a process or a job ended. Its kind is None if nothing is known to have failed."""
+
+    kind: Failure | None
+    message: str
+
+
+def describe_exit_code(code: int) -> Ending:
+    """A code above 128 is 128 + signal: of a process that has handled it, and of a shell."""
+    signum = code - 128 if code > 128 else -code
+    if signum in CRASHES:
+        return Ending(Failure.ERROR, f"crashed by signal {signum}")
+    if signum > 0:
+        return Ending(Failure.KILLED, f"killed by signal {signum}")
+    return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
+
+
+class Executor(Protocol):
+    """`default_workers`: how many runs of so many threads it makes at a time.
+
+    `submit` starts or queues a run, or raises UserError; `poll` waits a moment and says how runs have ended since its
+    last call, by their run_dir; `cancel` asks what is queued or running to end, and runs save a checkpoint first.
+    """
+
+    name: str
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None: ...
+    def default_workers(self, threads: int) -> int: ...
+    def submit(self, spec: RunSpec) -> None: ...
+    def poll(self) -> dict[str, Ending]: ...
+    def cancel(self) -> None: ...
+
+
+class LocalExecutor(Executor):
+    """Processes of this machine, which end with their driver, however it ends."""
+
+    name = "local"
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        self.gpus = torch.cuda.device_count()
+        self.running = dict[int, Any]()  # slot -> process
+
+    def default_workers(self, threads: int) -> int:
+        """Return one run for each GPU, or for each group of `threads` cores where there is no GPU."""
+        return self.gpus or max(1, cores() // threads)
+
+    def submit(self, spec: RunSpec) -> None:
+        warm_up()
+        slot = next(slot for slot in range(len(self.running) + 1) if slot not in self.running)
+        gpu = slot % self.gpus if self.gpus else None
+        process = PROCESSES.Process(target=_run_in_process, args=(spec, gpu), name=spec.run_dir)
+        process.start()
+        self.running[slot] = process
+
+    def poll(self) -> dict[str, Ending]:
+        wait([process.sentinel for process in self.running.values()], timeout=0.5)
+        ended = [slot for slot, process in self.running.items() if process.exitcode is not None]
+        return {process.name: describe_exit_code(process.exitcode) for process in map(self.running.pop, ended)}
+
+    def cancel(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+
+
+def _run_in_process(spec: RunSpec, gpu: int | None) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SHUTDOWN - {signal.SIGINT})
+    threading.Thread(target=_exit_with_driver, daemon=True).start()
+    if gpu is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    make_run(spec, LocalExecutor.name)
+
+
+def _exit_with_driver() -> None:
+    if driver := multiprocessing.parent_process():
+        driver.join()  # reads a pipe that only the driver holds open
+        os._exit(1)
+
+
+class RayExecutor(Executor):
+    """Tasks of a Ray cluster, each in a process of its own. Ray starts one again whose process or node is lost."""
+
+    name = "ray"
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        self.ray = _imported("ray", self.name)
+        self.running = dict[Any, str]()  # run_dir, by the reference to the task's end
+        self.function = self.ray.remote(max_calls=1, max_retries=2)(make_run_on_node)
+        handler = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = config.ray.address
+        try:
+            self.ray.init(address=address, log_to_driver=False, logging_level="error")
+        except Exception as error:  # of many kinds, in several lines
+            expected = "expected a running cluster, as `ray start --head` starts one"
+            raise UserError(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
+        signal.signal(signal.SIGTERM, handler)
+
+    def default_workers(self, threads: int) -> int:
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def submit(self, spec: RunSpec) -> None:
+        task = self.function.options(num_cpus=spec.threads, num_gpus=spec.gpus, name=spec.run_dir)
+        self.running[task.remote(spec, self.name, os.getcwd())] = spec.run_dir
+
+    def poll(self) -> dict[str, Ending]:
+        ended, _ = self.ray.wait([*self.running], num_returns=len(self.running), timeout=0.5)
+        return {self.running.pop(reference): self._ending(reference) for reference in ended}
+
+    def _ending(self, reference: Any) -> Ending:
+        errors = self.ray.exceptions
+        try:
+            self.ray.get(reference)
+        except errors.RayTaskError as error:
+            return Ending(Failure.ERROR, str(error).strip().splitlines()[-1])
+        except errors.RayError as error:
+            kind = Failure.ERROR if isinstance(error, errors.OutOfMemoryError) else Failure.KILLED
+            return Ending(kind, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300])
+        return Ending(None, "ended without a result")
+
+    def cancel(self) -> None:
+        for reference in self.running:
+            self.ray.cancel(reference)  # raises KeyboardInterrupt there, on which a run saves a checkpoint
+
+
+KINDS = {"COMPLETED": None} | dict.fromkeys(("FAILED", "OUT_OF_MEMORY", "TIMEOUT"), Failure.ERROR)  # else killed
+ENDED = {*KINDS, "BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REVOKED"}
+
+
+class SlurmExecutor(Executor):
+    """Jobs of Slurm, submitted by submitit, which queues a job again that reached its time limit or was preempted.
+
+    A job's name says which run of which folder it is, and by `--dependency=singleton` Slurm starts no second job of a
+    name before the first has ended, whichever driver submitted it. States come from squeue, for sacct needs accounting.
+    """
+
+    name = "slurm"
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        submitit = _imported("submitit", self.name)
+
+        class Resumed(submitit.helpers.Checkpointable):  # type: ignore[name-defined]
+            def __call__(self, *args: Any) -> None:
+                make_run_on_node(*args)
+
+        self.function, self.settings, self.folder = Resumed(), config.slurm, folder.absolute()
+        self.running = dict[str, tuple[RunSpec, Any]]()  # by the number of the job
+        try:
+            self.submitter = submitit.SlurmExecutor(self.folder / ".slurm")
+        except RuntimeError:
+            raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
+
+    def default_workers(self, threads: int) -> int:
+        return 64
+
+    def submit(self, spec: RunSpec) -> None:
+        name = f"lm-{json_sha256(str(self.folder))[:8]}-{spec.run_dir.replace('/', '-')}"
+        try:
+            self.submitter.update_parameters(**job_parameters(name, spec.threads, spec.gpus, self.settings))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"slurm.parameters: {str(error).splitlines()[0]}") from error
+        try:
+            job = self.submitter.submit(self.function, spec, self.name, os.getcwd())
+        except Exception as error:  # submitit's own, of what sbatch said
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(f"executor=slurm: {reason} (workers=N keeps fewer jobs in the queue)") from error
+        self.running[job.job_id] = spec, job
+
+    def poll(self) -> dict[str, Ending]:
+        """Nothing has ended while the controller does not answer: jobs go on."""
+        time.sleep(2)
+        command = ["squeue", f"--user={os.getuid()}", "--states=all", "--noheader"]
+        answer = subprocess.run([*command, "--Format=JobID:20,State:30,exit_code:20"], capture_output=True, text=True)
+        if answer.returncode:
+            log.warning("executor=slurm: %s", answer.stderr.strip() or "squeue failed")
+            return {}
+        states = {number: (state, code) for number, state, code in map(str.split, answer.stdout.splitlines())}
+        endings = {}
+        for number, (spec, job) in [*self.running.items()]:
+            state, code = states.get(number, ("gone from the queue", "0"))
+            if state in ENDED or number not in states:
+                del self.running[number]
+                endings[spec.run_dir] = self._ending(spec, job, state, code)
+        return endings
+
+    def _ending(self, spec: RunSpec, job: Any, state: str, exit_code: str) -> Ending:
+        if job.paths.result_pickle.exists() and (error := job.exception()):
+            return Ending(Failure.ERROR, str(error).strip().splitlines()[-1])
+        kind, message = KINDS.get(state, Failure.KILLED), f"job {job.job_id} is {state}"
+        if state == "FAILED" and spec.files.where.exists():  # else Slurm has failed, as where a node lacks the folder
+            kind, reason = describe_exit_code(os.waitstatus_to_exitcode(int(exit_code)))
+            message += f", {reason}"
+        return Ending(kind, message)
+
+    def cancel(self) -> None:
+        for _, job in self.running.values():
+            job.cancel(check=False)
+
+
+def job_parameters(name: str, threads: int, gpus: int, settings: SlurmConfig) -> dict[str, Any]:
+    """The parameters of a job, as submitit names them. Whatever the user adds, no second job of a name starts."""
+    parameters = dict(settings.parameters)
+    additional = dict(parameters.pop("additional_parameters", None) or {})
+    dependencies = [parameters.pop("dependency", None), additional.pop("dependency", None), "singleton"]
+    additional["dependency"] = ",".join(filter(None, dependencies))  # all of them
+    memory = settings.memory_gb and f"{1024 * settings.memory_gb:.0f}MB"
+    own = {"job_name": name, "partition": settings.partition, "time": settings.minutes, "mem": memory}
+    own |= {"ntasks_per_node": 1, "cpus_per_task": threads, "gpus_per_node": gpus or None}
+    own = {key: value for key, value in own.items() if value is not None}
+    return parameters | own | {"additional_parameters": additional}
+
+
+def _imported(package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        advice = f'install it with `pip install "lm-lab[{extra}]"`'
+        raise UserError(f"executor={extra}: the package {package} is missing; {advice}") from None
+
+
+EXECUTORS: dict[str, type[Executor]] = {kind.name: kind for kind in (LocalExecutor, RayExecutor, SlurmExecutor)}
+
+
+# --- one run in a process of its own: the same function on every executor
+
+CHANGED = "has changed since these runs were planned; the same command plans anew"
+
+
+def make_run_on_node(spec: RunSpec, executor: str, cwd: str) -> None:
+    """`make_run` on another machine. Raises UserError, before the run begins, if it cannot be made there.
+
+    Paths in settings are relative to `cwd`, the folder in which the driver was started.
+    """
+    node, folder = f"node {socket.gethostname()}", spec.files.run_dir.parent
+    if not folder.is_dir():
+        raise UserError(f"output_dir: {folder} is not on {node}; expected storage that all nodes share")
+    try:
+        os.chdir(cwd)
+        code = code_hash(foreign_classes(spec.run.model))
+    except (OSError, UserError) as error:
+        raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
+    if code != spec.identity["source_hash"]:
+        raise UserError(f"lm: the training code on {node} is not that of the driver; install the same version there")
+    make_run(spec, executor)
+
+
+def make_run(spec: RunSpec, executor: str) -> None:
+    """Train the run in this process, which does nothing else. All that it prints goes to the run's log.
+
+    How it failed is written to its status file. Raises SystemExit or KeyboardInterrupt after a signal.
+    """
+    from lm.training.processes import Interrupted
+
+    if not spec.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # submitit would ignore it
+    with open(spec.files.log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    logging.basicConfig(level=logging.INFO, handlers=[MessageHandler()])
+    write_json(spec.files.where, {"executor": executor, "host": socket.gethostname(), "pid": os.getpid()})
+    try:
+        _train(spec)
+    except Interrupted as error:
+        if error.signum == signal.SIGINT:
+            raise KeyboardInterrupt from None  # with which Ray has cancelled the task, and by which it ends
+        sys.exit(128 + error.signum)
+    except Exception as error:
+        print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)
+
+
+def _train(spec: RunSpec) -> None:
+    from lm.data.tokens import prepare
+    from lm.training.run_directory import RunLocked
+    from lm.training.train import train
+
+    run, planned = spec.run, spec.identity
+    data = prepare(run.data, run.tokenizer)
+    if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
+        raise UserError(f"the text {CHANGED}")
+    classes = foreign_classes(run.model)
+    if classes and code_hash(classes) != planned["source_hash"]:
+        raise UserError(f"the code of {', '.join(classes)} {CHANGED}")
+    while True:
+        try:
+            train(run, data)
+            return
+        except RunLocked as error:  # by a process of an earlier driver, or of a node that was given up too early
+            log.info("%s: waiting for it", error)
+            time.sleep(5)
+
+
+# --- runs on an executor
+
+MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
+CANCEL_SECONDS = 60  # for runs to save a checkpoint
+
+
+def execute(
+    specs: Sequence[RunSpec],
+    executor: Executor,
+    workers: int,
+    on_end: Callable[[RunSpec], None] = lambda spec: None,
+    on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
+) -> None:
+    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
+
+    `on_end` is called with each of them, `on_poll` about twice a second with those that are running. An interrupt
+    cancels what is queued or running and goes on to the caller. Raises UserError if the executor does not take a run,
+    or if a machine lacks what runs need.
+    """
+    waiting, running, tries = deque(specs), dict[str, RunSpec](), Counter[str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                spec = waiting.popleft()
+                spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+                for file in (spec.files.status, spec.files.where):  # of an earlier try
+                    file.unlink(missing_ok=True)
+                executor.submit(spec)
+                running[spec.run_dir] = spec
+            for name, ending in executor.poll().items():
+                spec = running.pop(name)
+                tries[name] += 1
+                if _has_outcome(spec, ending, executor.name, may_retry=tries[name] < MAX_TRIES):
+                    on_end(spec)
+                else:
+                    waiting.append(spec)
+            on_poll(running.values())
+    except BaseException:
+        executor.cancel()
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while running and time.monotonic() < deadline:
+            for name in executor.poll():
+                running.pop(name, None)
+        raise
+
+
+def _has_outcome(spec: RunSpec, ending: Ending, executor: str, may_retry: bool) -> bool:
+    """Whether the run need not be tried again. Its status is written where its process could not."""
+    if spec.files.read().status != "missing":
+        return True
+    if executor != "local" and ending.kind != Failure.KILLED and not spec.files.where.exists():
+        expected = "expected lm, Python and output_dir on all nodes as on this machine"
+        raise UserError(f"executor={executor}: {spec.run_dir} could not begin ({ending.message}); {expected}")
+    if ending.kind != Failure.ERROR and may_retry:
+        log.info("%s: %s; it is started again", spec.run_dir, ending.message)
+        return False
+    spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
+    return True

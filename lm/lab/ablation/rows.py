@@ -1,0 +1,152 @@
+"""A verdict on the numbers of any program: rows of arm, seed and value are an ablation of which nothing else is known.
+
+A value that is not finite, or empty, is a run that diverged; so is one whose square is not finite. Rows of a seed
+that makes no pair are left out.
+"""
+
+import csv
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lm.config.checks import UserError, error_prefix, reading, require, require_seed
+from lm.lab.ablation import figures
+from lm.lab.ablation.record import FILE, AblationRecord, ArmRecord
+from lm.lab.ablation.report import comparison_table, facts_of_metric, plain, summary, verdict_json, write_pages
+from lm.lab.ablation.results import Results, RunReader, frame
+from lm.lab.ablation.warnings import Weakness, run_warnings
+from lm.lab.report.figures import as_svg, shorten
+from lm.system.files import sha256
+from lm.system.terminal import printable
+
+KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
+RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose", "budget"), str) | {"is_own_failure": bool}
+TOO_LARGE = 1e150  # the squares of differences are added
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """The rows of a CSV file with a header. Raises UserError that names the file and the line."""
+    if not path.is_file():
+        raise UserError(f"rows={path}: no such file; expected a CSV file with the columns {', '.join(KINDS)}")
+    with reading(path, "CSV in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, skipinitialspace=True, strict=True)
+        names = [name.strip() for name in next(lines, [])]
+        rows = {f"line {lines.line_num}": fields for fields in lines if fields}
+        for line, fields in rows.items():
+            require(len(fields) == len(names), f"{line}: has {len(fields)} fields", f"{len(names)}, as the header has")
+        return checked_rows(pd.DataFrame(rows.values(), [*rows], names))
+
+
+def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a frame that are read. Raises UserError that names a column, or a row by its index."""
+    columns = f"has the columns {', '.join(map(str, given.columns)) or 'none'}"
+    is_whole = all([*given.columns].count(name) == 1 for name in KINDS)
+    require(is_whole, columns, f"{', '.join(KINDS)} with commas between, each once")
+    rows, places = [], dict[tuple[str, int], Any]()
+    for place, arm, seed, value in given[[*KINDS]].itertuples(name=None):
+        with error_prefix(str(place) if isinstance(place, str) else f"row {place}"):
+            require(not pd.isna(arm) and str(arm).strip() != "", f"arm={arm}", "a name")
+            run = str(arm).strip(), _whole(seed)
+            require(run not in places, f"arm={arm} seed={seed}: is there twice, before in {places.get(run)}", "once")
+            places[run] = place
+            rows.append((*run, _number(value)))
+    return pd.DataFrame(rows, columns=[*KINDS])
+
+
+def _whole(seed: Any) -> int:
+    with suppress(ValueError):
+        whole = int(_plain(seed).removesuffix(".0"))  # pandas has made a float of it
+        require_seed(whole)
+        return whole
+    raise UserError(f"seed={seed}: expected a whole number, 0 to 2**63 - 1")
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if pd.isna(value) or not str(value).strip() else float(_plain(value))
+    except (ValueError, TypeError):
+        raise UserError(f"value={value}: expected a number, or nan of a run that diverged") from None
+
+
+def _plain(value: Any) -> str:
+    """Without the underscores that Python, and no CSV, allows in a number."""
+    if "_" in str(value):
+        raise ValueError(value)
+    return str(value)
+
+
+# --- as an ablation
+
+
+def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, higher: bool) -> Results:
+    """The rows as the results of an ablation. Of two arms the first is the baseline if none is named."""
+    arms = [*dict.fromkeys(rows["arm"])]
+    require(len(arms) > 1, f"column arm: has {', '.join(arms) or 'no value'}", "two names or more")
+    require(baseline is not None or len(arms) == 2, "baseline: not given", f"one of {', '.join(arms)}")
+    baseline = arms[0] if baseline is None else baseline
+    require(baseline in arms, f"baseline={baseline}: no such arm", f"one of {', '.join(arms)}")
+    require(margin is None or 0 < margin < math.inf, f"margin={margin}", "more than 0, in the unit of the values")
+    of_baseline = rows["arm"] == baseline
+    seeds = sorted({*rows["seed"][of_baseline]} & {*rows["seed"][~of_baseline]})
+    require(len(seeds) > 1, f"column seed: {len(seeds)} of {baseline} and of another arm", "two or more, for pairs")
+    record = AblationRecord(
+        name="rows",
+        question=f"Which is better, {' or '.join(arms)}?",
+        arms={arm: ArmRecord() for arm in arms},
+        baseline=baseline,
+        pairs={arm: baseline for arm in arms if arm != baseline},
+        primary=[arm for arm in arms if arm != baseline],
+        seeds=seeds,
+        metric="higher_value" if higher else "value",
+        equivalence_margin=margin or 0.0,
+        budgets=["rows"],
+    )
+    runs = frame([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
+    nothing = RunReader(Path(os.devnull))  # there are no folders of runs
+    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"]))
+
+
+def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
+    is_finite = abs(row["value"]) < TOO_LARGE
+    outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
+    counts = has_pair or not is_finite  # no arm is favoured by the seeds that it survived
+    place = {"purpose": "reported", "budget": "rows"} if counts else {"purpose": "unused", "budget": ""}
+    return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
+
+
+def rows_warnings(results: Results) -> Iterator[Weakness]:
+    """Which rows are left out, and what weakens a verdict of so few seeds or of runs that diverged."""
+    alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
+    names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
+    summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
+    yield from [Weakness(summary, "They are left out.")] * bool(names)
+    fewer = [row for row in results.contrasts if row.n_seeds < row.n_planned and not row.diverged]  # else it is said
+    if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
+        yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
+    yield from run_warnings(results)
+
+
+def rows_table(results: Results, folder: str | None) -> str:
+    sentences = [*(row.statement for row in results.asked()), *map(str, rows_warnings(results))]
+    written = [] if folder is None else ["", f"{folder}/report.html"]
+    return printable("\n".join([comparison_table(results), "", *sentences, *written]))
+
+
+def rows_json(results: Results) -> dict[str, Any]:
+    return dict(plain(verdict_json(results, [*rows_warnings(results)])))
+
+
+def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
+    """report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
+    is_used = any((folder / name).exists() for name in (FILE, "config.yaml"))
+    require(not is_used, f"output_dir={folder}", "a folder that holds no ablation and no run")
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
+    context = summary(results, [seeds, *facts_of_metric(results)], [*rows_warnings(results)])
+    details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
+    write_pages(folder, {"forest": as_svg(figures.forest, results)}, context, details, rows_json(results))

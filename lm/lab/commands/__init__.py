@@ -1,0 +1,1 @@
+"""The commands of the lab: ablate, report, runs, look, export."""

@@ -1,0 +1,80 @@
+"""Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
+
+import os
+import shlex
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lm.cli.compose import parse
+from lm.cli.words import runs_of, split_words, with_folders
+from lm.config import ExportConfig, UserError
+from lm.formats.base import model_folder
+from lm.training.run_directory import RunDirectory
+
+SCHEMA = ExportConfig
+FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
+
+
+def run(args: list[str]) -> None:
+    words, others = split_words(args, ExportConfig)
+    for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
+        kind = FORMATS_CALLED.get(word.lower().rpartition(".")[2])
+        meant = [f"format={kind}"] * (kind is not None) + [f"output_dir={word.partition('.')[0] if kind else word}"]
+        raise UserError(f"{word}: is no run; did you mean {shlex.join(meant)}?")
+    config = parse(ExportConfig, with_folders(words, others))
+    if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
+        raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")
+    run_dir, *further = runs_of(config.run_dir)
+    if further:
+        raise UserError(f"run_dir={config.run_dir}: names {1 + len(further)} runs, expected one")
+    settings, result = _training_of(run_dir)  # raises UserError before the slow imports below
+    from lm.formats.folder import load_model
+    from lm.lab.formats.card import write_card
+    from lm.lab.formats.gguf import FILE, export_gguf
+    from lm.lab.formats.huggingface import export
+    from lm.lab.formats.page import export_page
+
+    assert config.dtype is not None
+    net, tokenizer = load_model(run_dir, config.trust)
+    if config.format == "page":
+        folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
+        title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
+        prompt = samples[0]["prompt"] or _opening(folder.parent)
+        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
+        print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
+        if tokenizer.chat.template:
+            print("it continues a text as it is typed: the model's chat template is not in it")
+        return
+    if config.format == "gguf":
+        architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
+        written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
+    else:
+        card = partial(write_card, net=net, settings=settings, result=result)
+        architecture = export(net, tokenizer, config.output_dir, card)
+        written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
+    print(f"{written}: {architecture}; {reader} loads it")
+    if tokenizer.chat.template:
+        print("its chat template and the token that ends a turn are those of the model that it was made from")
+    if net.document_separator is not None:
+        print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
+
+
+def _opening(run_dir: Path) -> str:
+    """A line of the run's validation text; none if that is not at hand."""
+    from lm.inference.text import own_data
+    from lm.lab.measures.samples import validation_prompts
+
+    with suppress(UserError, OSError, IndexError):
+        return validation_prompts(own_data(run_dir, trust=False)[0])[0]
+    return ""
+
+
+def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config.yaml and result.json of the run whose model is exported, each empty if there is none."""
+    folder = model_folder(run_dir)
+    directory = RunDirectory(folder.parent)
+    if folder.name != "model" or not directory.config.exists():
+        return {}, {}
+    return directory.read_config(), directory.read_result() or {}

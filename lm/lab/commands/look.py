@@ -1,0 +1,72 @@
+"""Look at runs in a browser: lm-lab look run_dir=RUN, run_dir=[RUN1,RUN2] or folder=runs
+
+A page on an address of this machine alone, which is printed and opened in the browser if there is one: continuations
+token by token with their candidates, the loss of each token of a text, neighbours and norms of the embeddings, and
+the runs with their curves, also while they train. Ctrl-C ends it.
+"""
+
+import os
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+
+from lm.cli.compose import parse
+from lm.cli.words import runs_of, split_words, with_folders
+from lm.config import UserError
+from lm.config.commands import LookConfig
+from lm.data.paths import listed
+from lm.lab.runs.find import MARKS, folders_with, newest_run
+
+SCHEMA = LookConfig
+
+
+def run(args: list[str]) -> None:
+    config = parse(LookConfig, _with_words(args))
+    folder = Path(config.folder)
+    names = [] if config.run_dir is None else listed(config.run_dir, "run_dir", folders=True)
+    for name in names:
+        if not Path(name).is_dir():
+            raise UserError(f"run_dir={name}: no such folder; expected a run directory that train wrote")
+    if not names and not folder.is_dir():
+        raise UserError(f"folder={folder}: no such folder; expected a folder that holds runs")
+    from lm.lab.look.server import LookServer
+    from lm.system.device import set_threads
+
+    def places() -> dict[str, Path]:
+        if names:
+            return {name: Path(name) for name in names}
+        runs = folders_with(MARKS, folder)
+        return dict(sorted(runs.items(), key=lambda item: item[1] != first))  # the page opens with the first one
+
+    first = None if names or newest_run(folder) is None else Path(runs_of(None, folder)[0])
+    set_threads(config.threads)
+    try:
+        ablation = folder if not names and (folder / "ablation.json").exists() else None
+        server = LookServer(places, config.port, config.trust, ablation)
+    except OSError as error:
+        raise UserError(f"port={config.port}: {error.strerror}; port=0 takes one that is free") from error
+    print(f"{server.address}  Ctrl-C ends it", flush=True)
+    if config.open:
+        _open(server.address)
+    try:
+        server.serve_forever()
+    finally:
+        server.lock.acquire(timeout=5)  # no model computes while the process ends
+        server.server_close()
+
+
+def _with_words(args: list[str]) -> list[str]:
+    """The settings, with the folders that words name: runs, or one that holds runs. Raises UserError."""
+    words, settings = split_words(args, LookConfig)
+    runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
+    if len(words) == 1 and not runs and os.path.isdir(words[0]):
+        return with_folders(words, settings, "folder")
+    return with_folders(runs, [*(word for word in words if word not in runs), *settings])
+
+
+def _open(address: str) -> None:
+    """In a browser with a window: one for terminals would take this one, unless the user has asked for it."""
+    with suppress(webbrowser.Error):
+        browser = webbrowser.get()
+        if "BROWSER" in os.environ or type(browser) is not webbrowser.GenericBrowser:
+            browser.open(address)

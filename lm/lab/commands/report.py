@@ -1,0 +1,107 @@
+"""Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
+
+For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run,
+lm-lab report ledger=true the verdicts of all questions that were asked in this folder, as one series.
+lm-lab report rows=FILE.csv baseline=ARM margin=M judges the numbers of any program, in columns arm, seed and value.
+json=true prints one JSON object with the verdicts of an ablation or of rows, and nothing else, on standard output.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm.cli import this_command
+from lm.cli.compose import compose, parse
+from lm.cli.words import split_words, with_folders
+from lm.config import RunConfig, UserError
+from lm.config.checks import error_prefix
+from lm.lab.ablation.settings import ReportConfig
+
+if TYPE_CHECKING:
+    from lm.lab.ablation.results import Results
+
+SCHEMA = ReportConfig
+VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
+
+
+def run(args: list[str]) -> int:
+    words, settings = split_words(args, ReportConfig)
+    marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
+    keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")]
+    named, others = (words[:1], words[1:]) if keys else ([], words)
+    config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
+    if config.rows is not None:
+        return _judge(config)
+    key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
+    if config.ledger is not None:
+        return print_series(Path(config.ledger), config.json)
+    path = Path(str(config.run_dir or config.output_dir))
+    if not path.is_dir():  # importing the rest takes seconds
+        raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
+    if config.run_dir is not None and not (path / "config.yaml").exists():
+        raise UserError(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
+    if config.run_dir is not None:
+        from lm.lab.runs.page import write_page
+
+        print(write_page(path, asdict(compose("train", [], RunConfig))))
+        return 0
+    from lm.lab.ablation.overview import folders, write_overview
+    from lm.lab.ablation.report import write_report
+    from lm.lab.ablation.results import read_results
+
+    if folders(path):
+        if config.json or config.exit_code != "done":
+            raise UserError(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
+        print(f"{len(write_overview(path))} ablations; {path / 'overview.html'}")
+        return 0
+    results = read_results(path)
+    code = verdict_code(results) if config.exit_code == "verdict" else 0
+    write_report(results)
+    print_results(results, config.json)
+    return code
+
+
+def print_series(path: Path, as_json: bool) -> int:
+    """The verdicts of a series of questions. Raises UserError if there is no ledger."""
+    from lm.lab.ablation.ledger import read_ledger, series, series_table
+    from lm.lab.ablation.report import plain
+
+    if not path.is_file():
+        raise UserError(f"ledger={path}: no such file; ablate writes one in the folder where it is called")
+    frame = series(read_ledger(path))
+    print(json.dumps(plain(frame.to_dict("records")), allow_nan=False) if as_json else series_table(frame))
+    return 0
+
+
+def _judge(config: ReportConfig) -> int:
+    from lm.lab.ablation.rows import judged, read_rows, rows_json, rows_table, write_rows_report
+
+    path = Path(str(config.rows))
+    rows = read_rows(path)
+    with error_prefix(str(path)):
+        results = judged(rows, config.baseline, config.margin, config.higher)
+    code = verdict_code(results) if config.exit_code == "verdict" else 0
+    if config.output_dir is not None:
+        write_rows_report(results, Path(config.output_dir), path, this_command())
+    print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
+    return code
+
+
+def print_results(results: "Results", as_json: bool) -> None:
+    """The results of an ablation as a table with sentences, or as the content of report.json."""
+    from lm.lab.ablation.report import report_json, result_table
+
+    print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
+
+
+def verdict_code(results: "Results") -> int:
+    """The exit code for the verdict of the one primary comparison: 1 if runs of the ablation have no result.
+
+    Raises UserError if there are several comparisons.
+    """
+    contrasts = [contrast for contrast in results.asked() if contrast.family != "interaction"]
+    if len(contrasts) != 1:
+        raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
+    return VERDICT_CODES[contrasts[0].verdict] if results.is_whole() else 1

@@ -1,0 +1,171 @@
+"""The runs that the page shows: their models and text, their curves, and the ablation that asked for them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
+from lm.config.checks import build, reading
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokens import TextData
+from lm.formats.base import model_folder
+from lm.formats.folder import load_model
+from lm.inference.text import own_data
+from lm.lab.ablation.results import read_results
+from lm.lab.ablation.warnings import report_warnings
+from lm.lab.measures.details import token_counts
+from lm.lab.runs.curves import read_curves
+from lm.lab.runs.find import read_run
+from lm.model.transformer import Transformer
+from lm.model.user_class import import_class
+from lm.system.device import best_device
+from lm.training.run_directory import RunDirectory
+from lm.training.state import checkpoints
+
+MAX_POINTS = 400  # of a curve
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    name: str
+    path: Path  # of the run
+    net: Transformer
+    tokenizer: Tokenizer
+    trust: bool = False  # allows downloading the run's text
+
+    @cached_property
+    def own_text(self) -> tuple[TextData, np.ndarray]:
+        """The run's text, and how often each token id occurs in what it was trained on. Raises UserError."""
+        data, _ = own_data(self.path, self.trust)
+        return data, token_counts(data.train, self.net.vocab_size)
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        """How often each token id occurs in the training text (V,); None if that text is not at hand."""
+        try:
+            return self.own_text[1]
+        except (UserError, OSError):
+            return None
+
+
+def load(name: str, path: Path, trust: bool = False) -> LoadedModel:
+    """The model of a run; while it is trained, that of its newest checkpoint. Raises UserError."""
+    checkpoint = checkpoint_to_show(path)
+    net, tokenizer = load_model(path, trust) if checkpoint is None else _load_checkpoint(path, checkpoint, trust)
+    return LoadedModel(name, path, net.to(best_device()), tokenizer, trust)
+
+
+def checkpoint_to_show(path: Path) -> Path | None:
+    """The newest checkpoint of a run without a result, unless its model/ is newer, as after a stop by a signal."""
+    newest = next(iter(checkpoints(path / "checkpoints")), None)
+    config = path / "model/config.json"
+    is_old = newest is not None and config.exists() and newest.stat().st_mtime <= config.stat().st_mtime
+    return None if is_old or (path / "result.json").exists() else newest
+
+
+def _load_checkpoint(path: Path, checkpoint: Path, trust: bool) -> tuple[Transformer, Tokenizer]:
+    data, config = own_data(path, trust)
+    settings = RunDirectory(path).read_config()
+    with reading(checkpoint):
+        model: ModelConfig = build(ModelConfig, settings["model"])
+        for key, name in foreign_classes(model).items():
+            import_class(key, name, trust)
+        net = Transformer(
+            model,
+            build(HeadConfig, settings["head"]),
+            vocab_size=data.tokenizer.vocab_size,
+            seq_len=config.seq_len,
+            document_separator=data.tokenizer.eot if config.document_mask else None,
+        )
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        net.load_state_dict(content["average"] or content["net"])  # what is validated
+    return net.eval(), data.tokenizer
+
+
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Each id with the text that it completes: "" for all but the last token of a character. Joined, it is the text."""
+    pending: list[int] = []
+
+    def recorded() -> Iterator[int]:
+        for token in ids:
+            pending.append(token)
+            yield token
+
+    for piece in tokenizer.stream(recorded()):
+        *incomplete, last = pending
+        pending.clear()
+        yield from ((token, "") for token in incomplete)
+        yield last, piece
+    yield from ((token, "") for token in pending)
+
+
+def label(tokenizer: Tokenizer, token: int) -> str:
+    """A token alone: its text, or its name in the vocabulary."""
+    text = tokenizer.decode([token])
+    return text if text.strip("\ufffd") else tokenizer.backend.id_to_token(token) or ""
+
+
+def same_tokenizer(models: Sequence[LoadedModel]) -> bool:
+    """Whether token ids mean the same in all of these models."""
+    return len({model.tokenizer.hash for model in models}) == 1
+
+
+def described_run(name: str, path: Path) -> dict[str, Any]:
+    """What the list shows of a run, finished or not; `curve` has training tokens, val/loss and val/bpb."""
+    run = read_run(path, name)
+    points: list[list[float | None]] = []
+    if run.status != "broken":
+        frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss")
+        chosen = {i * (len(frame) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(frame) else 0)}
+        points = [[float(tokens), *_numbers(*row)] for tokens, *row in frame.iloc[sorted(chosen)].itertuples(name=None)]
+    scores = _numbers(run.result.get("val_loss"), run.result.get("val_bpb"))
+    last_loss, last_bpb = points[-1][1:] if points and not run.result else scores
+    kept = run.result.get("best.step")
+    status = {"status": run.status, "note": run.note or (f"the model of step {kept:,}" if kept else "")}
+    if run.status == "broken" and _has_model(path):
+        status = {"status": "model", "note": "a model without a record of its training"}
+    return {
+        "name": name,
+        **status,
+        "has_model": _has_model(path) or checkpoint_to_show(path) is not None,
+        "text": Path(str(run["data.path"])).name if run["data.path"] else str(run["data.source"] or ""),
+        "data_hash": run["data_hash"],
+        "tokenizer_hash": run["tokenizer_hash"],
+        "val_loss": last_loss,
+        "val_bpb": last_bpb,
+        "n_params": run.result.get("n_params"),
+        "curve": points,
+    }
+
+
+def _numbers(*values: Any) -> list[float | None]:
+    return [None if isinstance(value, float) and not isfinite(value) else value for value in values]
+
+
+def _has_model(path: Path) -> bool:
+    with suppress(UserError, OSError):
+        return bool(model_folder(path))
+    return False
+
+
+def described_ablation(folder: Path) -> dict[str, Any]:
+    """The question of an ablation, the verdicts so far and what is left. Raises UserError."""
+    results = read_results(folder)
+    record, counts = results.record, results.counts()
+    left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
+    left += [f"{counts[status]} {status}" for status in ("failed", "diverged", "missing") if counts[status]]
+    if untuned := record.untuned():
+        left += [f"still tuned: {', '.join(untuned)}"]
+    return {
+        "question": record.question,
+        "answers": [{"verdict": row.verdict, "statement": row.statement} for row in results.asked()],
+        "left": "; ".join(left),
+        "warnings": [warning.summary for warning in report_warnings(results)],
+    }

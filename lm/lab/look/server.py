@@ -1,0 +1,311 @@
+"""The server of the page: it answers this machine alone, bounds what is asked, and lets one model compute at a time.
+
+GET / is the page, GET /runs the runs as JSON, GET /report the report of the ablation that they belong to. POST /prompt
+streams a row of JSON per token; the other questions are answered with JSON. A refusal is {"error": LINE} with a status
+from 400 on.
+"""
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlencode
+
+from lm.config import UserError, require
+from lm.config.checks import DAMAGE, build, require_seed
+from lm.decoding import Sampling
+from lm.lab.ablation.record import is_locked
+from lm.lab.ablation.report import write_report
+from lm.lab.ablation.results import read_results
+from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load, same_tokenizer
+from lm.lab.look.views import attention, continuations, embeddings, opening, scored_text
+from lm.lab.report.figures import INK, line_styles
+from lm.lab.report.pages import render, script_hash
+from lm.training.run_directory import METRICS
+
+ADDRESS = "127.0.0.1"
+MAX_BODY = 1 << 19  # bytes
+MAX_SECONDS = 60  # of a stream
+MAX_MODELS = 2  # in a question
+LOADED = 4  # models in memory
+MODEL_FILES = ("config.json", "model/config.json", "checkpoints")  # what is there of them changes with the model
+NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"  # for a report
+RUN_FILES = ("config.yaml", METRICS, "result.json", *MODEL_FILES)
+log = logging.getLogger(__name__)
+
+
+# --- what may be asked
+
+
+@dataclass(kw_only=True)
+class _Question:
+    runs: list[str]  # their names, as GET /runs has them
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.runs) <= MAX_MODELS, f"runs={self.runs}", f"1 to {MAX_MODELS} names of runs")
+
+
+@dataclass(kw_only=True)
+class _Prompt(_Question):
+    prompt: str = ""
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    forced: list[int] = field(default_factory=list)  # tokens after the prompt that the reader has chosen
+    of: int = 0  # the model whose tokens they are
+
+    def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
+        require_seed(self.seed)
+        sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
+        return continuations(models, self.prompt, self.max_new_tokens, sampling, self.forced, self.of)
+
+
+@dataclass(kw_only=True)
+class _Text(_Question):
+    text: str = ""  # empty: the validation text of the first run
+    passage: int = 0
+
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return scored_text(models, self.text, self.passage)
+
+
+@dataclass(kw_only=True)
+class _Embeddings(_Question):
+    token: str
+    id: int | None = None  # of the token, which `token` may not spell; of models with one tokenizer
+
+    def answer(self, models: list[LoadedModel]) -> list[dict[str, Any]]:
+        return [embeddings(model, self.token, self.id if same_tokenizer(models) else None) for model in models]
+
+
+@dataclass(kw_only=True)
+class _Attention(_Question):
+    text: str = ""
+    position: int | None = None  # of the token that attends; null: the last one
+
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return attention(models[0], self.text, self.position)
+
+
+@dataclass(kw_only=True)
+class _Opening(_Question):
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return opening(models[0])
+
+
+KINDS = (_Prompt, _Text, _Attention, _Embeddings, _Opening)
+QUESTIONS = {kind.__name__.lower().replace("_", "/"): kind for kind in KINDS}  # by their addresses
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+# --- the server
+
+
+class LookServer(ThreadingHTTPServer):
+    """`places` gives the runs that there are now, by name; `folder` is that of their ablation; `port` 0: a free one."""
+
+    def __init__(
+        self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False, folder: Path | None = None
+    ) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.places, self.trust, self.folder = places, trust, folder
+        self.lock = threading.Lock()  # held while a model computes
+        self.names: dict[str, None] = {}  # in the order of their appearance, which gives a run its colour
+        self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
+        self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, trust))
+        self.ablation = lru_cache(maxsize=1)(lambda folder, _: described_ablation(folder))
+        self.stopped: dict[str, Any] = {}  # the stamps of runs that no process was writing to
+
+    @property
+    def address(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def runs(self) -> dict[str, Any]:
+        places = self.places()
+        self.names |= dict.fromkeys(places)
+        styles, rows = line_styles([*self.names]), []
+        for name, path in places.items():
+            stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # that of an ablation
+            row = self.described(name, path, stamp)
+            status = self._status(name, path, stamp) if row["status"] == "unfinished" else row["status"]
+            color = styles[name].color.replace(INK, "var(--ink)")
+            rows.append(row | {"status": status, "color": color, "dashes": styles[name].linestyle})
+        finished = [(row["name"], row["val_loss"]) for row in rows if row["status"] == "finished"]
+        record = _stamp(self.folder, ("ablation.json", "results.csv")) if self.folder else ()
+        ablation = self.ablation(self.folder, (record, tuple(finished))) if self.folder else None
+        return {"runs": rows, "ablation": ablation}
+
+    def _status(self, name: str, path: Path, stamp: Any) -> str:
+        """Whether an unfinished run is being trained.
+
+        A stopped run is asked only once until its files change: a process that begins to train it needs the lock.
+        """
+        if self.stopped.get(name) == stamp or not is_locked(path):
+            self.stopped[name] = stamp
+            return "stopped"
+        return "running"
+
+    def report(self, folder: Path) -> bytes:
+        """The report of the ablation as it is now, with a link back."""
+        with self.lock, suppress(OSError):  # of a folder that cannot be written to: what is there is shown
+            write_report(read_results(folder))
+        page = (folder / "report.html").read_bytes()
+        return page.replace(b"<main>", b'<main><nav><a href="/#runs">Look at its runs</a></nav>', 1)
+
+    def models(self, names: list[str]) -> list[LoadedModel]:
+        places = self.places()
+        for name in names:
+            require(name in places, f"run={name}", "the name of a listed run")
+        return [self.loaded(name, places[name], _stamp(places[name], MODEL_FILES)) for name in names]
+
+
+def _stamp(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """What changes when one of these files does."""
+    stats = (path.stat() for name in names if (path := folder / name).exists())
+    return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+@lru_cache(maxsize=1)
+def _page() -> tuple[bytes, str]:
+    """The page, and a policy under which no script but its own counts."""
+    text = render("look.html.j2", title="Look at runs")
+    policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        policy += [f"{tag}-src 'sha256-{script_hash(content)}'"]
+    return text.encode(), "; ".join([*policy, "frame-ancestors 'none'"])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LookServer
+    timeout = 20  # seconds without a byte
+    error_content_type, error_message_format = "text/plain", "%(message)s\n"  # of what http.server itself refuses
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, respond: Callable[[], None]) -> None:
+        """Every error ends here, as a line."""
+        self.streaming = False
+        try:
+            self._check_origin()
+            respond()
+        except _Refusal as error:
+            self._fail(error.status, str(error))
+        except ConnectionError:  # the page has been closed
+            pass
+        except (UserError, OSError) as error:
+            self._fail(400, str(error))
+        except Exception as error:
+            log.exception("%s", self.path)
+            self._fail(500, f"a fault of the program: {type(error).__name__}; its terminal shows more")
+
+    def _check_origin(self) -> None:
+        """A page of another site may send requests here, under a name of its own or from its own origin."""
+        hosts = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
+        if (host := self.headers.get("Host")) not in hosts:
+            raise _Refusal(403, f"Host: {host}: expected {hosts[0]}")
+        if (origin := self.headers.get("Origin")) not in (None, *(f"http://{host}" for host in hosts)):
+            raise _Refusal(403, f"Origin: {origin}: expected {self.server.address}")
+
+    def _get(self) -> None:
+        name = unquote(self.path).strip("/")  # that of a run, where a report has a link to its folder
+        if self.path == "/":
+            self._head(200, "text/html; charset=utf-8")
+            self.wfile.write(_page()[0])
+        elif self.path == "/runs":
+            self._json(200, self.server.runs())
+        elif self.path == "/report" and self.server.folder:
+            page = self.server.report(self.server.folder)
+            self._head(200, "text/html; charset=utf-8", NO_SCRIPTS)
+            self.wfile.write(page)
+        elif name in self.server.places():
+            self.send_response(302)
+            self.send_header("Location", f"/#prompt&{urlencode({'first': name})}")
+            self.end_headers()
+        else:
+            raise _Refusal(404, f"{self.path}: no such address")
+
+    def _post(self) -> None:
+        if self.path not in QUESTIONS:
+            raise _Refusal(404, f"{self.path}: no such address")
+        question = self._question(QUESTIONS[self.path])
+        with self.server.lock:
+            answer = question.answer(self.server.models(question.runs))
+        if isinstance(answer, Iterator):
+            self._stream(answer)
+        else:
+            self._json(200, answer)
+
+    def _question(self, kind: Any) -> Any:
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch(r"\d{1,9}", length):
+            raise _Refusal(411, "Content-Length: expected a number")
+        if int(length) > MAX_BODY:
+            raise _Refusal(413, f"{int(length):,} bytes: expected at most {MAX_BODY:,}")
+        if self.headers.get_content_type() != "application/json":
+            raise _Refusal(415, "Content-Type: expected application/json")
+        try:
+            return build(kind, json.loads(self.rfile.read(int(length)).decode()))
+        except UserError:
+            raise
+        except DAMAGE as error:
+            raise _Refusal(400, f"not a question ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+
+    def _stream(self, rows: Iterator[dict[str, Any]]) -> None:
+        end = time.monotonic() + MAX_SECONDS
+        while time.monotonic() < end:
+            with self.server.lock:  # another page gets its turn after each token
+                row = next(rows, None)
+            if row is None:
+                return self._row({"end": ""})
+            self._row(row)
+        return self._row({"end": f"stopped after {MAX_SECONDS} seconds"})
+
+    def _row(self, row: Any) -> None:
+        """A line of a stream, which opens with the first one: until then, a refusal has a status of its own."""
+        if not self.streaming:
+            self._head(200, "application/x-ndjson")
+        self.streaming = True
+        self.wfile.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def _fail(self, status: int, error: str) -> None:
+        content = {"error": " ".join(error.split())}
+        with suppress(OSError):  # nobody reads it
+            self._row(content) if self.streaming else self._json(status, content)
+
+    def _json(self, status: int, content: Any) -> None:
+        text = json.dumps(content, allow_nan=False).encode()
+        self._head(status, "application/json")
+        self.wfile.write(text)
+
+    def _head(self, status: int, kind: str, policy: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", policy or _page()[1])
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """A line for each request would hide what matters."""

@@ -1,0 +1,298 @@
+"""What the page shows, as pure functions: loaded models and a question in, dicts for JSON out."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lm.config import UserError, require
+from lm.data.batches import IGNORED
+from lm.data.tokenizer import Tokenizer
+from lm.decoding import Sampling, decode
+from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
+from lm.lab.measures.details import NLLByTarget, by_frequency
+from lm.lab.measures.samples import validation_prompts
+from lm.model.transformer import Attention, Transformer
+from lm.scoring import evaluate
+
+MAX_NEW_TOKENS = 512
+MAX_TEXT_TOKENS = 4096  # of a pasted text
+PASSAGE = 1024  # tokens of the validation text that are shown at a time
+CANDIDATES = 5
+NEIGHBOURS = 10
+MAX_POINTS = 400  # of a cloud
+
+
+# --- the prompt
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class _Forced(Sampling):
+    """Takes these tokens first, and samples when there are none left."""
+
+    tokens: deque[int]
+
+    def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        sampled = Sampling.next_token(self, logits, generator)
+        return torch.full_like(sampled, self.tokens.popleft()) if self.tokens else sampled
+
+
+def continuations(
+    models: Sequence[LoadedModel],
+    prompt: str,
+    max_new_tokens: int,
+    sampling: Sampling,
+    forced: Sequence[int] = (),
+    of: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each new token, of the models in turn: its text, its rank, its lead, the likeliest tokens.
+
+    `rank` is 1 for the largest logit. `lead` is the token's logit minus that of the best other one, below 0 where it
+    was drawn although another is likelier. Both are read off the raw logits: there is no softmax. `forced` are tokens
+    of model `of` that come before the new ones; a model with another tokenizer takes their text. Raises UserError.
+    """
+    require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
+    require(0 <= of < len(models), f"of={of}", f"0 to {len(models) - 1}")
+    vocab_size = models[of].tokenizer.vocab_size
+    if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
+        raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
+    prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
+    text = models[of].tokenizer.decode(forced)
+    own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
+    yield {"same_tokenizer": same_tokenizer(models)}
+    streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
+    while streams:
+        for i in [*streams]:
+            if (row := next(streams[i], None)) is None:
+                del streams[i]
+            else:
+                yield {"model": i, **row}
+
+
+def _continuation(
+    model: LoadedModel, prompt: list[int], forced: Sequence[int], max_new_tokens: int, sampling: Sampling
+) -> Iterator[dict[str, Any]]:
+    tokenizer, logits = model.tokenizer, deque[Tensor]()  # of the tokens whose characters are incomplete
+    chosen = _Forced(**asdict(sampling), tokens=deque(forced)) if forced else sampling
+    steps = decode(model.net, [prompt], chosen, observe=lambda row: logits.append(row[0].float()))
+
+    def ids() -> Iterator[int]:
+        for i, (token,) in enumerate(islice(steps, len(forced) + max_new_tokens)):
+            yield token
+            if i >= len(forced) and token in tokenizer.stops:
+                return
+
+    for token, text in token_texts(tokenizer, ids()):
+        row = logits.popleft()  # (V,)
+        values, best = row.topk(min(CANDIDATES, len(row)))
+        own, first, second = float(row[token]), *values[:2].tolist()
+        shown = [*best.tolist(), *([] if token in best else [token])]
+        shares = (row[shown] - row.logsumexp(-1)).exp()
+        scaled = sampling.restrict(row) / sampling.temperature if sampling.temperature else row
+        drawn = (scaled[shown] - scaled.logsumexp(-1)).exp()
+        yield {
+            "token": token,
+            "text": text,
+            "label": label(tokenizer, token),
+            "rank": int((row > own).sum()) + 1,
+            "lead": own - (second if own == first else first),
+            "candidates": [
+                {"token": i, "label": label(tokenizer, i), "share": share, "drawn": after}
+                for i, share, after in zip(shown, shares.tolist(), drawn.tolist(), strict=True)
+            ],
+        }
+
+
+# --- the loss of each token
+
+
+class _LossByToken:
+    """A measure of lm.scoring: the negative log-likelihood of each target in nats, in order."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        self.losses += nll[targets != IGNORED].tolist()
+
+
+def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
+    """The loss of each token but the first, in nats, in windows as `evaluate` takes them. Raises UserError."""
+    measure = _LossByToken()
+    evaluate(model.net, np.array(ids), model.net.seq_len, measures=[measure])
+    require(len(measure.losses) == len(ids) - 1, f"run={model.name}", "a model whose losses are numbers")
+    return np.array(measure.losses)
+
+
+def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> dict[str, Any]:
+    """The tokens of a text with the losses of one or two models, and these by the frequency of the token.
+
+    An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The tokens are those
+    of the first model, without the one that only begins a text. Of a model with another tokenizer, the loss of a token
+    is that of its bytes. Raises UserError.
+    """
+    first, n_passages = models[0], 0
+    if text:
+        ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
+        require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
+    else:
+        validation, length = first.own_text[0].val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
+        n_passages = -(-(len(validation) - 1) // length)
+        require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
+        ids = validation[passage * length : (passage + 1) * length + 1].tolist()
+    pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:])]
+    losses = [token_losses(first, ids)]
+    for model in models[1:]:
+        losses.append(token_losses(model, ids) if same_tokenizer([first, model]) else _spread(model, pieces))
+    targets, counts = np.array(ids[1:]), first.counts
+    is_text = targets != first.tokenizer.unscored
+    return {
+        "same_tokenizer": same_tokenizer(models),
+        "n_passages": n_passages,
+        "n_bytes": sum(len(piece.encode()) for piece in pieces),
+        "tokens": [
+            {
+                "text": piece,
+                "label": label(first.tokenizer, token),
+                "losses": [float(values[i]) for values in losses],
+                "count": None if counts is None else int(counts[token]),
+            }
+            for i, (token, piece) in enumerate(zip(ids[1:], pieces, strict=True))
+            if is_text[i]
+        ],
+        "bands": [] if counts is None else [_bands(counts, targets[is_text], values[is_text]) for values in losses],
+    }
+
+
+def _spread(model: LoadedModel, pieces: Sequence[str]) -> np.ndarray:
+    """The loss of a model on each piece of a text, where that of a token of its own is spread evenly over its bytes."""
+    text = "".join(pieces)
+    ids = [model.tokenizer.begin, *model.tokenizer.encode(text)]
+    own = [piece for _, piece in token_texts(model.tokenizer, ids[1:])]
+    if "".join(own) != text:
+        raise UserError(
+            f"run={model.name}: its tokenizer does not give this text back, so the losses have no difference"
+        )
+    ends, own_ends = (np.cumsum([0, *(len(piece.encode()) for piece in row)]) for row in (pieces, own))
+    return np.diff(np.interp(ends, own_ends, np.cumsum([0.0, *token_losses(model, ids)])))
+
+
+def _bands(counts: np.ndarray, ids: np.ndarray, losses: np.ndarray) -> list[dict[str, float]]:
+    """The mean losses of the tokens (n,) in each band of frequency in the training text, the most frequent first."""
+    nll = NLLByTarget(len(counts))
+    nll.total_nll[:], nll.counts[:] = np.bincount(ids, losses, len(counts)), np.bincount(ids, minlength=len(counts))
+    return by_frequency(nll, counts)
+
+
+# --- the matrices
+
+
+@torch.no_grad()
+def embeddings(model: LoadedModel, text: str, token: int | None = None) -> dict[str, Any]:
+    """The nearest neighbours of a token by cosine in the input and output embeddings, and the norms of both.
+
+    Without an id it is the first token of the text. Raises UserError for a text without a token.
+    """
+    net, tokenizer = model.net, model.tokenizer
+    ids = tokenizer.encode(text) if token is None else [token]
+    require(bool(ids), "token", "a text of at least one character")
+    require(0 <= ids[0] < tokenizer.vocab_size, f"id={ids[0]}", f"0 to {tokenizer.vocab_size - 1}")
+    output = net.head.matrix(net.embed.weight)
+    matrices = [matrix[: tokenizer.vocab_size].float() for matrix in (net.embed.matrix(), output)]  # (V, D)
+    cosines = [F.cosine_similarity(matrix, matrix[ids[0]], dim=-1) for matrix in matrices]  # (V,)
+    both = F.cosine_similarity(matrices[0], matrices[1], dim=-1)  # (V,): of the two rows of each token
+    counts = model.counts
+    return {
+        "name": model.name,
+        "token": label(tokenizer, ids[0]),
+        "n_tokens": len(ids),
+        "is_one_matrix": output is net.embed.weight,
+        "own_cosine": float(both[ids[0]]),
+        "mean_cosine": float(both.mean()),
+        "neighbours": [_nearest(tokenizer, row, ids[0]) for row in cosines],
+        "norms": [] if counts is None else _norms(counts[: tokenizer.vocab_size], matrices),
+    }
+
+
+def _nearest(tokenizer: Tokenizer, cosines: Tensor, token: int) -> list[tuple[str, float, int]]:
+    best = cosines.topk(min(NEIGHBOURS + 1, len(cosines)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(label(tokenizer, i), value, i) for i, value in pairs if i != token][:NEIGHBOURS]
+
+
+def _norms(counts: np.ndarray, matrices: Sequence[Tensor]) -> list[list[float]]:
+    """How often a token occurs and the norms of its rows, for tokens spread evenly over the order by frequency."""
+    order = np.argsort(counts, kind="stable")
+    chosen = order[:: -(-len(order) // MAX_POINTS)]
+    norms = [matrix.norm(dim=-1).cpu().numpy() for matrix in matrices]
+    return [[float(values[i]) for values in (counts, *norms)] for i in chosen]
+
+
+# --- attention
+
+
+@torch.no_grad()
+def attention_weights(net: Transformer, ids: Sequence[int], position: int) -> Tensor:
+    """The weights of each head at a position over it and those before, (L, H, S), from the q and k of each layer."""
+    rows: list[Tensor] = []
+
+    def observe(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        x, context = inputs
+        assert isinstance(attention, Attention)
+        q = context.rotate(attention.q_norm(attention.heads(attention.q_proj(x))))  # (1, H, T, K)
+        k = context.rotate(attention.k_norm(attention.heads(attention.k_proj(x))))  # (1, n_kv_heads, T, K)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)[..., : position + 1, :]  # (1, H, S, K)
+        scores = (k @ q[..., position, :, None])[..., 0].float() / math.sqrt(attention.head_dim)  # (1, H, S)
+        if context.mask is not None:
+            scores = scores + context.mask[..., position, : position + 1]
+        rows.append(scores[0].softmax(-1))
+
+    layers = [module for module in net.modules() if isinstance(module, Attention)]
+    handles = [layer.register_forward_pre_hook(observe) for layer in layers]
+    try:
+        net.hidden_states(torch.tensor([ids], device=net.embed.weight.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(rows)
+
+
+def attention(model: LoadedModel, text: str, position: int | None = None) -> dict[str, Any]:
+    """The tokens of a text, of the end of it if it is longer than the context, and the attention weights at one."""
+    tokenizer, length = model.tokenizer, model.net.seq_len
+    ids = [tokenizer.begin, *tokenizer.encode(text)][-length:]
+    position = len(ids) - 1 if position is None else position
+    require(0 <= position < len(ids), f"position={position}", f"0 to {len(ids) - 1}")
+    weights = attention_weights(model.net, ids, position)
+    require(bool(weights.isfinite().all()), f"run={model.name}", "a model whose attention weights are numbers")
+    pieces = [piece for _, piece in token_texts(tokenizer, ids)]
+    pieces[0] = pieces[0] or label(tokenizer, ids[0])  # of the token that begins each text
+    return {
+        "name": model.name,
+        "position": position,
+        "tokens": [{"text": text, "label": label(tokenizer, i)} for text, i in zip(pieces, ids, strict=True)],
+        "weights": [[[round(share, 5) for share in head] for head in layer] for layer in weights.tolist()],
+    }
+
+
+# --- what the page opens with
+
+
+def opening(model: LoadedModel) -> dict[str, str]:
+    """Of the run's validation text: a line to continue, its beginning, and a frequent word to look up."""
+    ids, prompt = [model.tokenizer.begin], ""
+    with suppress(UserError, OSError):
+        ids = model.own_text[0].val[:2000].tolist()
+        prompt = next(iter(validation_prompts(model.own_text[0])), model.tokenizer.decode(ids[:32]).strip())
+    labels = Counter(label(model.tokenizer, token) for token in ids)
+    word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
+    return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48]), "token": word}

@@ -1,0 +1,98 @@
+"""Templates as pages: one environment for all reports, with autoescape, and the filters that they share.
+
+A template whose name ends in .html.j2 escapes all that it is given but figures. Markdown templates name their filter:
+`md` for text, `code` for a word, `fence` for a block. Control characters become escapes in both.
+"""
+
+import base64
+import functools
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from lm.system.terminal import NO_VALUE, fixed, printable, signed
+
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def render(template: str, **context: Any) -> str:
+    """The text of a template of lm/lab/report/templates. What cannot be written as UTF-8 becomes a question mark."""
+    return _environment().get_template(template).render(**context).encode(errors="replace").decode()
+
+
+def script_hash(content: str) -> str:
+    """What a content security policy calls a script or a style, after sha256-."""
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = (nbsp, signed, fixed, grouped, p_value, md, code, fence)
+    environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
+    environment.tests["missing"] = lambda value: value is None or value != value
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    """Text with control characters as escapes; spaces that do not break stay."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return NBSP.join(map(printable, value.split(NBSP)))
+
+
+def nbsp(text: str) -> str:
+    """Prose in which no line ends between a number and its %."""
+    return text.replace(" %", f"{NBSP}%")
+
+
+def grouped(value: float | None) -> str:
+    """
+    >>> grouped(1234567)
+    '1,234,567'
+    """
+    return NO_VALUE if value is None or value != value else f"{value:,.0f}"
+
+
+def p_value(p: float | None) -> str:
+    return NO_VALUE if p is None or p != p else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def md(text: Any) -> str:
+    """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table.
+
+    >>> md("a_b <c>")
+    'a_b \\\\<c\\\\>'
+    """
+    text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # a_b needs none, and reads better without
+
+
+def code(text: Any) -> str:
+    """Text in a line as code; in a table a | would end the cell if it had no backslash."""
+    text = " ".join(str(text).split()).replace("|", "\\|")
+    ticks = "`" * (_longest_run(text) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{ticks}{pad}{text}{pad}{ticks}"
+
+
+def fence(text: str) -> str:
+    """Text from outside as a block of code that it cannot leave."""
+    ticks = "`" * max(3, _longest_run(text) + 1)
+    return f"{ticks}\n{text}\n{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,0 +1,99 @@
+"""The curves of runs: read from their metrics.csv, and in one picture; and a picture of what evaluate tells of them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm.config import UserError
+from lm.lab.report.figures import NAME, SOFT, axis_limits, legend, line_styles, panels, save, tokens_axis
+from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
+from lm.system.terminal import printable, to_override_value
+from lm.training.run_directory import METRICS, read_rows
+
+MAX_LABELS = 16  # curves that a legend can tell apart
+
+
+def read_curves(run_dir: Path) -> pd.DataFrame:
+    """The columns of metrics.csv, indexed by training tokens; what is no finite number is missing."""
+    frame = pd.DataFrame(read_rows(run_dir / METRICS)).apply(pd.to_numeric, errors="coerce")
+    frame = frame.replace([float("inf"), float("-inf")], float("nan"))
+    return frame.dropna(subset="tokens").set_index("tokens") if "tokens" in frame else frame
+
+
+def curve(frame: pd.DataFrame, column: str) -> pd.Series:
+    """The values of a column that there are."""
+    return frame[column].dropna() if column in frame else pd.Series(dtype=float)
+
+
+def tail(curve: pd.Series, part: int) -> list[float]:
+    """The values after the first 1/part of a curve: the first ones are often far off."""
+    return [*curve[part * curve.index >= curve.index.max()]] if len(curve) else []
+
+
+def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
+    """Write an .svg or .png file; returns what it shows. Raises UserError if no run has a curve."""
+    curves = {run.name: curve(read_curves(run.path), "val/loss") for run in runs}
+    shown = [run for run in runs if len(curves[run.name])]
+    if not shown:
+        raise UserError(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
+    save(lambda: _picture(curves, shown), path)
+    many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
+    return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
+
+
+def _picture(curves: dict[str, pd.Series], runs: Sequence[FoundRun]) -> Figure:
+    figure, (axes,) = panels(1, 3.2, 0.2 * min(len(runs), MAX_LABELS))
+    labels, styles = _labels(runs), line_styles([run.name for run in runs])
+    for run in runs:
+        values, style = curves[run.name], styles[run.name]
+        marker = "o" if len(values) == 1 else None
+        axes.plot(values.index, values, color=style.color, ls=style.linestyle, marker=marker, label=labels[run.name])
+    late = [value for run in runs for value in tail(curves[run.name], 3)]
+    axes.set(ylabel="validation loss, nats per token", xlim=(0, None))
+    axes.set_ylim(axis_limits(late, [value for run in runs for value in curves[run.name]]))
+    tokens_axis(axes)
+    if len(runs) <= MAX_LABELS:
+        legend(figure, axes)
+    return figure
+
+
+def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
+    """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
+    keys = without_parts_of_the_head(differing(runs), runs)
+    labels = {}
+    for run in runs:
+        words = " ".join(f"{key.rpartition('.')[2]}={to_override_value(run[key])}" for key in keys)
+        labels[run.name] = printable(words.replace("name=", ""))
+    distinct = len({*labels.values()}) == len(labels) and max(map(len, labels.values())) <= NAME
+    return labels if distinct else {name: printable(name) for name in labels}
+
+
+# --- the details of evaluate
+
+
+def draw_scores(scores: list[dict[str, Any]]) -> Figure:
+    """Both panels, with a line for each run and text."""
+    figure, (above, below) = panels(2, 2.6, 0.4)
+    above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
+    for score, name, style in zip(scores, _score_names(scores), line_styles(range(len(scores))).values(), strict=True):
+        options = asdict(style) | {"label": name}
+        bins, bands = score["calibration"], score["by_frequency"]
+        above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **options)
+        below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **options)
+    above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
+    below.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
+    below.set_xticks(range(1, 6))
+    legend(figure, above)
+    return figure
+
+
+def _score_names(scores: list[dict[str, Any]]) -> list[str]:
+    """Run and text of each, without the one that all share: a legend has little room."""
+    runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
+    if len({*texts}) == 1:
+        return runs
+    return texts if len({*runs}) == 1 else [f"{run}, {text}" for run, text in zip(runs, texts, strict=True)]

@@ -1,0 +1,129 @@
+"""The runs below a folder: the settings of each, its result, and what became of it."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lm.config import UserError
+from lm.config.checks import without_secrets
+from lm.config.identity import described_settings, flat
+from lm.lab.ablation.settings import RECORD
+from lm.training.run_directory import RunDirectory
+
+MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
+log = logging.getLogger(__name__)
+HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
+
+
+@dataclass(slots=True)
+class FoundRun:
+    name: str  # its directory below the folder
+    path: Path
+    status: str  # finished, unfinished, diverged, failed or broken
+    note: str = ""  # why, or how far it is
+    settings: dict[str, Any] = field(default_factory=dict)  # by dotted keys
+    result: dict[str, Any] = field(default_factory=dict)  # by dotted keys; empty unless finished
+
+    def __getitem__(self, key: str) -> Any:
+        """A result, else a setting, else None."""
+        own = {"run": self.name, "status": self.status}
+        return next((place[key] for place in (own, self.result, self.settings) if key in place), None)
+
+    def names(self) -> list[str]:
+        return ["run", "status", *self.result, *self.settings]
+
+
+def find_runs(folder: Path) -> list[FoundRun]:
+    """Raises UserError if there is no such folder, or no run below it."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
+    if not (places := folders_with(MARKS, folder)):
+        raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
+    results = {name: (place / "result.json") for name, place in places.items()}
+    first = {_identity(path): name for name, path in reversed(results.items())}  # a run that is linked is listed once
+    own = {name: place for name, place in places.items() if first[_identity(results[name])] == name}
+    bar = tqdm(own.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
+    return [read_run(place, name) for name, place in bar]
+
+
+def _identity(path: Path) -> tuple[int, int] | Path:
+    """Of a file, by whatever name; of one that is not there, its path."""
+    with suppress(OSError):
+        return path.stat().st_dev, path.stat().st_ino
+    return path
+
+
+def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
+    """The folders at or below `top` that hold a file of such a name, by their own names below it, in order.
+
+    Not searched are hidden folders, and what lies in a run or in a folder that was found.
+    """
+    folders = {}
+    for folder, below, files in os.walk(
+        top, onerror=lambda error: log.warning("%s is left out: %s", error.filename, error.strerror)
+    ):
+        if any(mark in files for mark in marks):
+            place = Path(folder)
+            folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
+        below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
+    return folders
+
+
+def newest_run(folder: Path, finished: bool = True) -> Path | None:
+    """The run below a folder that was finished last; else, of those without a result, the one that was written last.
+
+    Runs of ablations do not count.
+    """
+    times: list[tuple[float, Path]] = []
+    for path in folders_with((RECORD, *MARKS), folder).values() if folder.is_dir() else ():
+        run = RunDirectory(path)
+        if not (path / RECORD).exists() and run.result.exists() == finished:
+            last = run.result if finished else run.metrics if run.metrics.exists() else run.config
+            times.append((last.stat().st_mtime, path))
+    return max(times)[1] if times else None
+
+
+def read_run(path: Path, name: str) -> FoundRun:
+    from lm.lab.ablation.record import RunFiles  # a train run, which asks for the newest run alone, does without
+
+    place, files = RunDirectory(path), RunFiles(path.absolute())
+    try:
+        settings, result = without_secrets(flat(place.read_config())), place.read_result()
+        if "data_hash" not in settings:
+            raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
+        if result is not None:
+            return FoundRun(name, path, "finished", settings=settings, result=flat(result))
+        saved = (int(path.stem.partition("-")[2]) for path in place.checkpoints.glob("step-*.ckpt"))
+        outcome, made = files.read(), max(files.steps(), *saved, 0)
+    except (UserError, OSError) as error:
+        return FoundRun(name, path, "broken", str(error))
+    planned = settings.get("trainer.max_steps")
+    steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
+    status = outcome.status if outcome.error else "unfinished"
+    return FoundRun(name, path, status, outcome.error or steps, settings)
+
+
+def differing(runs: Sequence[FoundRun]) -> list[str]:
+    """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
+    readable = [run for run in runs if run.settings]
+    keys = dict.fromkeys(key for run in readable for key in described_settings(run.settings))
+    varied = [key for key in keys if len({str(run.settings.get(key)) for run in readable}) > 1]
+    of_text = any(key.startswith(("data.", "tokenizer.")) for key in varied)
+    return [key for key in varied if not (of_text and key in HASHES)]
+
+
+def without_parts_of_the_head(keys: list[str], runs: Sequence[FoundRun]) -> list[str]:
+    """Leave out what head.name says already: every head brings its own initialisation and learning rates."""
+
+    def follows_from_name(key: str) -> bool:
+        pairs = {(str(run["head.name"]), str(run[key])) for run in runs if run.settings}
+        return len(pairs) == len({name for name, _ in pairs})
+
+    return [key for key in keys if key == "head.name" or not (key.startswith("head.") and follows_from_name(key))]

@@ -1,0 +1,161 @@
+"""Runs as a table and as CSV: which and in what order, what differs between them, and their results."""
+
+import difflib
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lm.config import UserError
+from lm.config.checks import without_secrets
+from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
+from lm.system.files import csv_text
+from lm.system.terminal import format_table, printable, to_override_value
+
+NGRAM = "baselines_bpb.ngram"
+SCORES = ("val_loss", "val_bpb")  # behind the name; other results follow the settings
+RESULTS = {  # shown, with how many decimals
+    **dict.fromkeys((*SCORES, "val_top1", NGRAM), ".4f"),
+    **dict.fromkeys(("n_params", "steps", "tokens"), ","),
+    "seconds": ",.0f",
+}
+HEADS = {
+    "loss": "loss (setting)",  # plain or chunked, which nobody should take for a score
+    NGRAM: "n-gram",  # bits per byte
+}
+WIDTH = 32  # of a cell; a hash says enough in a quarter of it
+
+CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
+ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
+    """The runs that meet all of the conditions, which are separated by commas. Raises UserError naming a wrong one.
+
+    A run without a value meets a condition on it only if that says `=null`, or `!=` something else.
+    """
+    matching = list(runs)
+    for condition in NEXT.split(conditions) if conditions else ():
+        if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
+            raise UserError(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
+        key, sign, wanted = without_secrets([*parts.groups()])  # addresses of runs are shown without, too
+        check_key("where", key, runs)
+        if sign in ORDER:
+            try:
+                least = float(wanted)
+            except ValueError:
+                raise UserError(f"where={condition.strip()}: {wanted} is no number") from None
+            matching = [run for run in matching if is_number(run[key]) and ORDER[sign](run[key], least)]
+        else:
+            matching = [run for run in matching if _equal(run[key], wanted) != (sign == "!=")]
+    return matching
+
+
+def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
+    """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last.
+
+    Raises UserError for a setting that is equal in all of several runs.
+    """
+    name = key.removeprefix("-")
+    check_key("sort", name, runs)
+    values = [str(run.settings[name]) for run in runs if name in run.settings and name not in run.result]
+    if len(values) > 1 and len({*values}) == 1:
+        meant = " or ".join(result for result in RESULTS if name in result)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise UserError(f"sort={key}: the setting {name} is {values[0]} in all of these runs{hint}")
+    with_value = [run for run in runs if run[name] is not None]
+
+    def rank(run: FoundRun) -> tuple[bool, float, str]:
+        value = run[name]
+        return (False, value, "") if is_number(value) else (True, 0, to_override_value(value))
+
+    return sorted(with_value, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
+
+
+def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
+    names = sorted({name for run in runs for name in run.names()})
+    if key in names or not any(run.result for run in runs):  # before the first result, its keys are not known
+        return
+    same = [full for full in names if full.rpartition(".")[2] == key]
+    close = same or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"
+    raise UserError(f"{option}: {key} is neither a setting nor a result of these runs{hint}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _equal(value: Any, text: str) -> bool:
+    try:
+        return float(text) == value if is_number(value) else to_override_value(value) == text
+    except ValueError:
+        return False
+
+
+# --- a table
+
+
+def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> str:
+    """A table for each text, a line for each run that cannot be read, and how many there are of each kind.
+
+    A table has at most `width` columns of the terminal, unless there are none.
+    """
+    texts: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        if run.status != "broken":
+            texts.setdefault(run.settings["data_hash"], []).append(run)
+    lines = []
+    for text, own in texts.items():
+        if len(texts) > 1:
+            lines.append(f"the text {own[0]['data.path'] or own[0]['data.source']} (data_hash {text[:8]})")
+        lines += [*_table(own, width), ""]
+    lines += [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
+    counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
+    total_line = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
+    return "\n".join([*lines, f"{total_line}{': ' * bool(counts)}{counts}"])
+
+
+def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
+    """The lines of a table: names, scores, the settings that differ, other results."""
+    keys = without_parts_of_the_head(differing(runs), runs)
+    columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
+    if any(run.note for run in runs):
+        status = (" ".join(f"{run.status}: {run.note}".rstrip(": ").split()) for run in runs)
+        columns.append(["status", *(_short(cell, width and WIDTH) for cell in status)])
+    results, settings = ([[HEADS.get(key, key)] for key in names] for names in (RESULTS, keys))
+    for column, (key, decimals) in zip(results, RESULTS.items(), strict=True):
+        column += [format(run.result[key], decimals) if key in run.result else "" for run in runs]
+    for column, key in zip(settings, keys, strict=True):
+        most = 8 if key.endswith(("_hash", "sha256")) else None
+        column += [_short(to_override_value(run[key])[:most], WIDTH) for run in runs]
+    columns += [*results[: len(SCORES)], *settings, *results[len(SCORES) :]]
+    fitting, left = [], math.inf if width is None else width
+    for column in columns:
+        if (size := max(map(len, column)) + 2) <= left + 2:
+            fitting.append(column)
+            left -= size
+    more = len(columns) - len(fitting)
+    rows = format_table([*zip(*fitting, strict=True)]).split("\n")
+    return [*rows, f"{more} more column{'s' * (more > 1)}: csv=-"] if more else rows
+
+
+def _short(cell: str, width: int | None) -> str:
+    return cell if width is None or len(cell) <= width else f"{cell[: width // 2]}…{cell[1 - width // 2 :]}"
+
+
+def listing_csv(runs: Sequence[FoundRun]) -> str:
+    """A row for each run, with every setting that differs and every result that is a number or a text."""
+    keys = differing(runs)
+    rows = []
+    for run in runs:
+        results = {key: value for key, value in run.result.items() if isinstance(value, str | int | float)}
+        values = {key: run[key] for key in keys if run.settings} | results
+        rows.append({"run": printable(run.name), "status": run.status, "note": printable(run.note)} | values)
+    columns = ["run", "status", "note", *keys, *RESULTS]
+    return csv_text(
+        columns, [{key: v if is_number(v) else to_override_value(v) for key, v in row.items()} for row in rows]
+    )

@@ -1,0 +1,141 @@
+"""One page about one run: its scores, curves, size, settings that differ from the defaults, and samples."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm.config import UserError
+from lm.config.identity import RESOLVED, described_settings, flat
+from lm.data.ngram import ngram_figure
+from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
+from lm.lab.report.pages import render
+from lm.lab.runs.curves import curve, read_curves, tail
+from lm.lab.runs.find import FoundRun, read_run
+from lm.system.files import remove_partial, write_text
+from lm.system.terminal import to_override_value
+from lm.training.run_directory import read_result, read_samples
+
+MAX_TIMES = 5  # times during training whose samples are shown
+FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")
+HASHES = ("config_hash", "data_hash", "tokenizer_hash")
+
+
+def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
+    """Write report.html into the directory of a run, finished or not; returns what it says in a line.
+
+    `defaults` are the settings of a run for which nothing was chosen. Raises UserError if `run_dir` holds no run.
+    """
+    run = read_run(run_dir, run_dir.resolve().name)
+    if run.status == "broken":
+        raise UserError(run.note)
+    result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
+    svg = as_svg(draw_curves, curves, (result.get("best") or {}).get("step"))
+    by_role = result["n_params_by_role"].items() if result else ()
+    context = {
+        "title": run.name,
+        "status": run.status,
+        "note": run.note,
+        "summary": _summary(run_dir, run, result) if result else "",
+        "scores": [*_scores(result)] if result else [],
+        "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
+        "size": [(role, count, 100 * count / max(1, result["n_params"])) for role, count in by_role],
+        "result": result,
+        "settings": [*_settings(run, flat(dict(defaults)))],
+        "samples": _samples(run, result),
+        "facts_of_run": [*_facts(result)] if result else [],
+        "commands": [*_commands(run)],
+    }
+    remove_partial(run_dir)
+    write_text(run_dir / "report.html", render("run.html.j2", **context))
+    return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
+
+
+def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
+    source = (run["data.path"] and Path(str(run["data.path"])).name) or run["data.source"]
+    finished = datetime.fromtimestamp((run_dir / "result.json").stat().st_mtime)
+    return (
+        f"A model with {result['n_params']:,} parameters, trained for {result['steps']:,} steps on {source}; finished "
+        f"on {finished:%Y-%m-%d at %H:%M}."
+    )
+
+
+def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
+    """What can be done with it, each with its command; as `report` was called, so that they work in the same place."""
+    address = shlex.quote(f"run_dir={run.path}")
+    if run.status == "unfinished":
+        yield "Resume it", f"lm-lab train {address}"
+    if (run.path / "model/config.json").exists():
+        yield "Generate from it", f'lm-lab generate {address} "prompt=Once" temperature=0.8'
+        yield "Look at it, token by token", f"lm-lab look {address}"
+
+
+def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    ngram = f" ({figure})" if (figure := ngram_figure(result)) else ""
+    epochs = result["tokens"] / result["train_text_tokens"]
+    yield "validation loss", f"{result['val_loss']:.4f} nats per token"
+    if best := result.get("best"):
+        last = f"{best['last_val_loss']:.4f} after the last step"
+        yield "the model is that of", f"step {best['step']:,}, the best that was validated; {last}"
+    yield "bits per byte", f"{result['val_bpb']:.4f}{ngram}"
+    yield "top-1 accuracy", f"{result['val_top1']:.2%}"
+    yield "scored on", f"{result['val_tokens']:,} tokens"
+    yield "training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"
+    yield "time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"
+
+
+def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | None:
+    losses = {name: curve(frame, name) for name in ("train/loss", "val/loss")}
+    if not any(map(len, losses.values())):
+        return None
+    figure, (above, below) = panels(2, 2.2, 0.5, sharex=True, height_ratios=[2, 1])
+    for (name, values), color, marker in zip(losses.items(), (COLOURS[5], INK), (None, "o"), strict=True):
+        if len(values):
+            above.plot(values.index, values, color=color, marker=marker, lw=1.2, label=name)
+    for tokens in frame.index[frame["step"] == kept_step] if kept_step else ():
+        above.axvline(tokens, color=SOFT, linestyle=":", lw=1, label=f"step {kept_step:,}, kept")
+    late = [value for values in losses.values() for value in tail(values, 10)]
+    above.set(ylabel="nats per token")
+    above.set_ylim(axis_limits(late, [value for values in losses.values() for value in values]))
+    rates = curve(frame, "lr")
+    below.plot(rates.index, rates, color=COLOURS[0])
+    below.set(ylabel="learning rate", ylim=(0, None))
+    tokens_axis(below)
+    legend(figure, above)
+    return figure
+
+
+def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The settings that differ from the defaults; what is null does nothing and follows from another one."""
+    for key, value in described_settings(run.settings).items():
+        if key in RESOLVED or value is None or value == defaults.get(key):
+            continue
+        if key in defaults or key.startswith("trainer."):
+            yield key, to_override_value(value), to_override_value(defaults.get(key))
+
+
+def _samples(run: FoundRun, result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each prompt with its continuations, those during training first."""
+    times = read_samples(run.path / "samples.jsonl")
+    if len(times) > MAX_TIMES:
+        times = [times[i * (len(times) - 1) // (MAX_TIMES - 1)] for i in range(MAX_TIMES)]
+    by_prompt: dict[str, list[tuple[str, str]]] = {}
+    steps = [(f"after {row['step']:,} steps", row["samples"]) for row in times]
+    for when, pairs in [*steps, ("after the last step", result.get("samples", []))]:
+        for pair in pairs:
+            texts = by_prompt.setdefault(pair.get("prompt", ""), [])
+            texts += [(f"{when}, greedy", pair.get("continuation", "")), (f"{when}, drawn", pair.get("drawn", ""))]
+    return [*by_prompt.items()]
+
+
+def _facts(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in FACTS:
+        if result.get(name, []) != []:
+            yield name.replace("_", " "), result[name]
+    for name in HASHES:
+        yield name.replace("_", " "), result[name][:16]
+    yield "packages", ", ".join(f"{name} {number}" for name, number in result["versions"].items())

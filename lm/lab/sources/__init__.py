@@ -1,0 +1,1 @@
+"""Sources of text beside plain files: tables, the Hub, tokens made elsewhere."""
