@@ -236,12 +236,19 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
             use(replace(config, val_path=f"{folder}/none"), BYTES)
 
 
-def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: Path) -> None:
-    data = asdict(DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"))
-    settings = {"data": data, "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
-    (tmp_path / "config.yaml").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"its text comes from s3://bucket/b\.txt; trust=true downloads it$"):
-        own_data(tmp_path, trust=False)
+def test_the_word_of_a_run_downloads_no_text(server: hub.Hub, tmp_path: Path) -> None:
+    commit = server.commit("owner/stories", STORIES)
+    for data, revision, line in (
+        (DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"), None, "comes from s3://bucket/b"),
+        (stories(tmp_path), None, "comes from owner/stories"),
+        (stories(tmp_path), commit, "data.path=owner/stories: its tokens are not in "),
+    ):
+        settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTES)}
+        settings |= {"data_hash": "", "tokenizer_hash": ""}
+        (tmp_path / "config.yaml").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):
+            own_data(tmp_path)
+    assert server.asked == []
 
 
 @pytest.mark.slow
@@ -265,7 +272,7 @@ def test_an_experiment_from_download_to_evaluation(
     assert result["data_revision"] == commit
     server.commit("roneneldan/TinyStories", files | {"data/validation-0.parquet": hub.shard(["another"])})
     server.asked.clear()
-    code, out, error = command("evaluate", "run_dir=r", "trust=true")
+    code, out, error = command("evaluate", "run_dir=r")
     assert code == 0, error
     assert json.loads(out)["loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert server.asked == []

@@ -37,7 +37,7 @@ def run(args: list[str]) -> None:
     from lm.formats.page import export_page
 
     assert config.dtype is not None
-    net, tokenizer = load_model(run_dir, config.trust)
+    net, tokenizer = load_model(run_dir, config.classes)
     if config.format == "page":
         folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
         title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
@@ -67,7 +67,7 @@ def _opening(run_dir: Path) -> str:
     from lm.training.samples import validation_prompts
 
     with suppress(UserError, OSError, IndexError):
-        return validation_prompts(own_data(run_dir, trust=False)[0])[0]
+        return validation_prompts(own_data(run_dir)[0])[0]
     return ""
 
 

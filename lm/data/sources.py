@@ -22,6 +22,7 @@ from lm.system.files import json_sha256, read_json, write_json
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
+COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
 Names = dict[str, Path | str]  # of files, as they are called in the text, and where each lies
@@ -190,7 +191,7 @@ class Hub:
 
     def __init__(self, config: DataConfig, key: str) -> None:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
-        if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
+        if not COMMIT.fullmatch(self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
             self.commit = _ask(config.cache, request, partial(_hub_commit, config, config.revision))["commit"]
 

@@ -5,7 +5,7 @@ And its adapters: merged into its matrices, and as a folder that PEFT loads onto
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from lm.data.tokenizer import Chat, Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
 from lm.model.linear import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
-from lm.model.user_class import import_class
+from lm.model.user_class import check_classes
 from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
 
 log = logging.getLogger(__name__)
@@ -71,11 +71,12 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / "config.json", asdict(settings))
 
 
-def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
+def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `run_dir` may also be a folder of transformers. `trust` allows importing the classes of the user's own that the
-    run's settings name. Raises UserError naming the file that is missing or damaged.
+    `run_dir` may also be a folder of transformers. `classes` are the classes of your own, or their dotted paths, that
+    the settings of the model may name. Raises UserError naming the file that is missing or damaged, or a class that is
+    not among `classes`.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
@@ -87,8 +88,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         from lm.formats.pretrained import load_pretrained
 
         return load_pretrained(folder, settings)
-    for key, path in foreign_classes(settings.model).items():
-        import_class(key, path, trust)
+    check_classes(settings.model, classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, RunConfig, UserError
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
 from lm.config.run import TIED_MATRICES
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
@@ -35,7 +35,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
     for key, value in asdict(base.settings.model).items():
         if not agrees(key, own := getattr(run.model, key), value):
             raise UserError(f"model.{key}={own}: init_from={run.init_from} has {value}")
-    loaded, tokenizer = load_model(base.folder, trust=True)  # its classes are those of run.model, which were typed
+    typed = [*foreign_classes(run.model).values()]  # the classes of the loaded model are the same
+    loaded, tokenizer = load_model(base.folder, classes=typed)
     if tokenizer.hash != data.tokenizer.hash:
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
