@@ -44,8 +44,6 @@ def run(args: list[str]) -> None:
         prompt = samples[0]["prompt"] or _opening(folder.parent)
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
-        if tokenizer.chat.template:
-            print("it continues a text as it is typed: the model's chat template is not in it")
         return
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
@@ -55,8 +53,6 @@ def run(args: list[str]) -> None:
         architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")
-    if tokenizer.chat.template:
-        print("its chat template and the token that ends a turn are those of the model that it was made from")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
 
