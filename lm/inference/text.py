@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import build, reading
-from lm.data.paths import from_above, is_url
+from lm.data.paths import downloaded, from_above, is_url
 from lm.data.sources import COMMIT
 from lm.data.tokens import TextData, prepare
 from lm.system.files import read_yaml
@@ -30,13 +30,15 @@ def own_text(run_dir: Path) -> OwnText:
         raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
     if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
-    for place in (config.path or "", config.val_path or ""):  # the word of a folder downloads nothing
-        if is_url(place) or (config.source == "hub" and not COMMIT.fullmatch(str(config.revision))):
-            raise UserError(f"run_dir={run_dir}: its text comes from {place}; {GIVE}FILE")
+    if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
+        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}FILE")
     if config.source != "hub":
         config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
+    for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
+        if config.source != "hub" and place is not None and is_url(place):  # the word of a folder downloads nothing
+            downloaded(place, config.cache, key, downloads=False)
     return config, tokenizer, hashes
 
 
