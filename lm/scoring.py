@@ -110,19 +110,19 @@ def check(config: EvaluateConfig) -> None:
     """Raise UserError if the settings of the run, or what it says of its validation text, cannot be used."""
     read_settings(model_folder(str(config.run_dir)))
     if config.data is None:
-        own_text(Path(str(config.run_dir)), config.trust)
+        own_text(Path(str(config.run_dir)))
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises UserError."""
     set_threads(config.threads)
-    net, tokenizer = load_model(str(config.run_dir), config.trust)
+    net, tokenizer = load_model(str(config.run_dir), config.classes)
     if (config.seq_len or 1) > net.seq_len:
         raise UserError(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
-        data, _ = own_data(Path(str(config.run_dir)), config.trust, bar)
+        data, _ = own_data(Path(str(config.run_dir)), bar)
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
         tokens, n_bytes, train = *encode_whole(config.data, tokenizer, not bar), None

@@ -409,7 +409,7 @@ def test_the_console_command_completes(lab: Command, monkeypatch: pytest.MonkeyP
     for line, expected in {
         "lm-lab tr": set(COMMANDS),
         "lm-lab train head=tied_": {"head=tied_naive", "head=tied_projected", "head=tied_scaled"},
-        "lm-lab export ": {"run_dir=", "output_dir=", "format=", "dtype=", "title=", "trust="},
+        "lm-lab export ": {"run_dir=", "output_dir=", "format=", "dtype=", "title=", "classes="},
     }.items():
         monkeypatch.setenv("COMP_LINE", line)
         code, out, error = lab("-sc", "query=bash")

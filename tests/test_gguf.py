@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import UserError
-from lm.data.tokenizer import Chat, Tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.lab.formats.gguf import export_gguf
 from lm.model.transformer import Transformer
@@ -79,13 +79,10 @@ def with_added(*tokens: str | AddedToken) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def test_a_chat_has_its_template_and_its_special_tokens(tmp_path: Path) -> None:
+def test_special_tokens_and_unused_rows_have_their_types(tmp_path: Path) -> None:
     tokenizer = with_added(AddedToken("<|x|>", special=True, lstrip=True))
-    tokenizer.chat = Chat(template="{{ messages }}", eos_token="<|x|>")
     export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
     fields = gguf.GGUFReader(tmp_path / "out/model.gguf").fields
-    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
-    assert fields["tokenizer.ggml.eot_token_id"].contents() == tokenizer.vocab_size - 1
     types = [gguf.TokenType(int(value)).name for value in fields["tokenizer.ggml.token_type"].contents()]
     assert (types[tokenizer.eot], types[1]) == ("CONTROL", "NORMAL")
     assert types[BPE.vocab_size :] == ["CONTROL", "UNUSED"]

@@ -167,23 +167,18 @@ def test_another_version_in_the_cache_of_the_library_is_not_taken(server: hub.Hu
         prepare(stories(tmp_path), BYTES)
 
 
-def test_tokens_that_are_there_need_no_network(
-    server: hub.Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_the_tokens_of_a_commit_need_no_network(
+    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = server.commit("owner/stories", STORIES)
     branch, pinned = (stories(tmp_path, val_split="validation", revision=name) for name in (None, commit))
-    data, sent = prepare(branch, BYTES), dict(server.sent)
+    data = prepare(branch, BYTES)
     assert data.revision == commit
     server.asked.clear()
     assert prepare(pinned, BYTES).hash == data.hash
     assert server.asked == []
-    server.fault = lambda path: 500
-    assert prepare(branch, BYTES).hash == data.hash
-    assert f"the version of the last time is used: {commit}" in caplog.text
-    assert dict(server.sent) == sent
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert prepare(branch, BYTES).hash == data.hash
-    for config in replace(pinned, name="large", val_split=None), replace(branch, revision="v1"):
+    for config in branch, replace(pinned, name="large", val_split=None), replace(branch, revision="v1"):
         with pytest.raises(UserError, match=r"^data\.path=owner/stories: .*OfflineModeIsEnabled"):
             prepare(config, BYTES)
 
@@ -236,12 +231,23 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
             use(replace(config, val_path=f"{folder}/none"), BYTES)
 
 
-def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: Path) -> None:
-    data = asdict(DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"))
-    settings = {"data": data, "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
-    (tmp_path / "config.yaml").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"its text comes from s3://bucket/b\.txt; trust=true downloads it$"):
-        own_data(tmp_path, trust=False)
+def test_the_word_of_a_run_downloads_no_text(server: hub.Hub, tmp_path: Path) -> None:
+    commit = server.commit("owner/stories", STORIES)
+    for data, revision, line in (
+        (
+            DataConfig(source="text", path="a.txt", val_path="https://host/b.txt"),
+            None,
+            r"data\.val_path=https://host/b\.txt: is not in .*/downloads",
+        ),
+        (stories(tmp_path), None, "comes from owner/stories, of no commit"),
+        (stories(tmp_path), commit, "data.path=owner/stories: its tokens are not in "),
+    ):
+        settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTES)}
+        settings |= {"data_hash": "", "tokenizer_hash": ""}
+        (tmp_path / "config.yaml").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):
+            own_data(tmp_path)
+    assert server.asked == []
 
 
 @pytest.mark.slow
@@ -265,7 +271,7 @@ def test_an_experiment_from_download_to_evaluation(
     assert result["data_revision"] == commit
     server.commit("roneneldan/TinyStories", files | {"data/validation-0.parquet": hub.shard(["another"])})
     server.asked.clear()
-    code, out, error = command("evaluate", "run_dir=r", "trust=true")
+    code, out, error = command("evaluate", "run_dir=r")
     assert code == 0, error
     assert json.loads(out)["loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert server.asked == []

@@ -13,9 +13,8 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import SEQ, TEXT, tiny
+from conftest import SEQ, tiny
 from helpers.models import equal, noisy
-from helpers.runs import RUN, composed
 from safetensors.torch import load_file, save_file
 from transformers import (
     ApertusConfig,
@@ -38,7 +37,6 @@ from lm.lab.formats.huggingface import export
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST
-from lm.training.train import train
 
 BYTE = byte_tokenizer()
 TOKENIZERS = {
@@ -351,57 +349,17 @@ def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     assert load_model(tmp_path / "saved")[1].eot_token == END
 
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-SEVERAL = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "é"}]
-
-
-def write_chat_folder(folder: Path, place: str) -> None:
-    write_folder(folder, FOLDERS["Qwen2"]())
+def test_a_chat_model_is_read_as_a_plain_text_model(tmp_path: Path) -> None:
+    """What the folder says of a chat is not carried into an export. The usual token separates documents."""
+    write_folder(tmp_path / "chat", FOLDERS["Qwen2"]())
     backend = tokenizers.Tokenizer.from_str(BYTE.to_json())
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    backend.save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    names |= {"chat_template": {"key": TEMPLATE, "list": SEVERAL}[place]} if place != "file" else {}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 0]}))
-    if place == "file":
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-@pytest.mark.parametrize("place", ["file", "key", "list"])
-def test_a_chat_model_keeps_its_template_and_its_end_of_turn(place: str, tmp_path: Path) -> None:
-    """Through an export, the own format, and a run that starts from it. The usual token still separates documents."""
-    write_chat_folder(tmp_path / "chat", place)
+    backend.save(str(tmp_path / "chat/tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": "{{ messages }}"}
+    (tmp_path / "chat/tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "chat/generation_config.json").write_text(json.dumps({"eos_token_id": [258, 0]}))
     net, tokenizer = load_model(tmp_path / "chat")
-    names = (tokenizer.eot_token, tokenizer.begin_token)
-    assert (*names, tokenizer.stops) == ("<|endoftext|>", "<|endoftext|>", {0, 258})
-    save_model(net, tokenizer, tmp_path / "saved")
-    export(*load_model(tmp_path / "saved"), tmp_path / "from_saved")
-    if place == "file":
-        (tmp_path / "text").write_text(TEXT)
-        words = [*RUN, f"data.path={tmp_path}/text", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]
-        train(composed(*words, f"init_from={tmp_path}/chat"))
-        export(*load_model(tmp_path / "run"), tmp_path / "from_run")
-    published, messages = AutoTokenizer.from_pretrained(tmp_path / "chat"), [{"role": "user", "content": "hi"}]
-    for folder in sorted(tmp_path.glob("from_*")):
-        words = AutoTokenizer.from_pretrained(folder)
-        ids = words.apply_chat_template(messages)["input_ids"]
-        assert ids == published.apply_chat_template(messages)["input_ids"]
-        assert {257, 258} < {*ids}, "special tokens of the template are no characters"
-        assert (words.eos_token, words.chat_template) == ("<|im_end|>", TEMPLATE)
-        assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 258]
-        again = load_model(folder)[1]
-        assert (again.chat, again.stops) == (tokenizer.chat, tokenizer.stops)
-
-
-def test_a_damaged_template_is_one_line(tmp_path: Path) -> None:
-    write_chat_folder(tmp_path / "chat", "key")
-    save_model(*load_model(tmp_path / "chat"), tmp_path / "saved")
-    for value in (5, [{"name": "default"}], {"default": 5}):
-        (tmp_path / "chat/tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-        with pytest.raises(UserError, match=r"tokenizer_config\.json: "):
-            load_model(tmp_path / "chat")
-    for content in ("[]", '{"stops": "x"}'):
-        (tmp_path / "saved/chat.json").write_text(content)
-        with pytest.raises(UserError, match=r"chat\.json: "):
-            load_model(tmp_path / "saved")
+    assert (tokenizer.eot_token, tokenizer.begin_token, tokenizer.stops) == ("<|endoftext|>", "<|endoftext|>", {0})
+    export(net, tokenizer, tmp_path / "out")
+    words = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (words.eos_token, words.chat_template) == ("<|endoftext|>", None)

@@ -91,7 +91,7 @@ def test_another_or_a_missing_file_is_named(folder: Path, name: str) -> None:
         ("sha256", {"/dev/zero": "x"}, "sha256"),
         ("seq_len", 0, "seq_len=0"),
         ("vocab_size", 10**12, "embed.weight"),
-        ("model.linear", "antigravity.Linear", "trust=true"),
+        ("model.linear", "antigravity.Linear", "classes=[antigravity.Linear]"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
         ("model.depth", 3, "model.depth"),
     ],
@@ -169,7 +169,7 @@ UNCARRIED: list[tuple[str, dict[str, Any], Tokenizer, str]] = [  # words of the 
 def refused(command: Callable[..., Outcome], net: Transformer, tokenizer: Tokenizer, folder: Path, words: str) -> str:
     """The line that the command says about an export, of which nothing is left."""
     save_model(net, tokenizer, folder / "model")
-    words = f"run_dir={folder}/model output_dir={folder}/out trust=true {words}"
+    words = f"run_dir={folder}/model output_dir={folder}/out classes=[torch.nn.LayerNorm,torch.nn.Linear] {words}"
     code, _, error = command("export", *words.split())
     assert (code, error.count("\n"), (folder / "out").exists()) == (2, 1, False)
     return error

@@ -15,8 +15,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import as_nobody
+from conftest import as_nobody, small_disk
 
+from lm.cli.recipe import text_size
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
 from lm.data.paths import listed
@@ -278,28 +279,31 @@ def test_an_address_is_read_like_a_file(server: hub.Hub, tmp_path: Path) -> None
             assert load(kind, place) == [("row 0", "a"), ("row 1", "b\n")]
 
 
-def test_a_version_is_downloaded_once_and_serves_offline(server: hub.Hub, caplog: pytest.LogCaptureFixture) -> None:
-    server.commit("owner/files", {"some.txt": b"the text\n" * 99})
+def test_an_address_is_downloaded_once_and_needs_no_network_afterwards(server: hub.Hub, tmp_path: Path) -> None:
+    files = {"some.txt": b"the text\n" * 99, "cut.txt.gz": gzip.compress(b"another text\n" * 99)}
+    server.commit("owner/files", files)
     config = DataConfig(source="text", path=f"{server.address}{FILES}/some.txt", seq_len=8)
-    first = prepare(config, BYTE)
-    assert prepare(replace(config, batch_size=1), BYTE).hash == first.hash
-    assert server.sent["some.txt"] == 9 * 99
-    server.commit("owner/files", {"some.txt": b"another text\n" * 99})
-    second = prepare(config, BYTE)
-    assert second.hash != first.hash
+    first, asked = prepare(config, BYTE), [*server.asked]
+    assert text_size(str(config.path), "text") == (9 * 99, 9 * 99)
+    assert server.asked == asked
+    server.commit("owner/files", dict.fromkeys(files, b"a later version\n" * 99))
     server.fault = lambda path: 503
-    assert prepare(config, BYTE).hash == second.hash
-    assert "status 503" in caplog.text
-    with pytest.raises(UserError, match=r"^data\.path=http"):
-        prepare(config, TokenizerConfig(kind="char", vocab_size=None))  # its tokens are not there yet
+    assert prepare(config, BYTE).hash == first.hash
+    prepare(config, TokenizerConfig(kind="char", vocab_size=None))
+    with pytest.raises(UserError, match=r"^data\.path=http.*cut\.txt\.gz: could not be downloaded \(status 503\)"):
+        load("text", f"{server.address}{FILES}/cut.txt.gz")
+    server.fault = lambda path: None
+    with pytest.raises(UserError, match=r"downloaded to .*/cache/.*\.txt\): has .*data\.sha256="):
+        prepare(replace(config, sha256="0" * 64), BYTE)
 
 
-def test_no_more_is_downloaded_of_a_text_than_is_read(server: hub.Hub) -> None:
-    server.commit("owner/files", {"long.txt": "é".encode() * 10_000_000})
-    path = f"{server.address}{FILES}/long.txt"
-    data = prepare(DataConfig(source="text", path=path, max_bytes=999, seq_len=8), BYTE)
-    assert len(data.train) + len(data.val) == 998 + 2
-    assert server.sent["long.txt"] < 16_000_000  # of 20 MB: the system sends ahead
+def test_a_download_that_breaks_off_is_not_taken_for_the_file(server: hub.Hub) -> None:
+    server.commit("owner/files", {"some.txt": b"the text\n" * 99_999})
+    url = f"{server.address}{FILES}/some.txt"
+    with small_disk(), pytest.raises(OSError, match=r"too large|space") as caught:
+        load("text", url)
+    assert "/downloads" in str(caught.value.filename)
+    assert [text for _, text in load("text", url)] == ["the text\n" * 99_999]
 
 
 def test_a_dead_address_is_named() -> None:

@@ -320,4 +320,4 @@ def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
             assert (code, out, error.count("\n"), "run_dir=RUN" in error) == (2, "", 1, True), error
     monkeypatch.delitem(sys.modules, "lm.training.train")
     (folder / "run/result.json").unlink()
-    assert "a.txt: could not be read" in command("train", text, "run_dir=run")[2]
+    assert "a.txt: could not be downloaded" in command("train", text, "run_dir=run")[2]

@@ -39,7 +39,7 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     models = {}
     for name in names:
-        net, tokenizer = load_model(name, config.trust)
+        net, tokenizer = load_model(name, config.classes)
         models[name] = net.to(best_device()), tokenizer
     for turn, prompt in enumerate(prompts):  # of several that are typed, each is drawn anew
         for name, (net, tokenizer) in models.items():

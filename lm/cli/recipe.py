@@ -19,9 +19,9 @@ from lm.cli.compose import composing
 from lm.cli.mistakes import CONFIGS
 from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
-from lm.config.data import RECIPES, recipe_of
+from lm.config.data import RECIPES, default_cache, recipe_of
 from lm.config.identity import key_of
-from lm.data.paths import BLOCK, COMPRESSED, SUFFIXES, is_url, local_files, open_file, reading_from
+from lm.data.paths import BLOCK, COMPRESSED, SUFFIXES, downloaded, is_url, local_files, open_file, reading_from
 from lm.system.terminal import to_override_value
 
 MIN_CHARACTERS = 2_000  # a page of text, of which a tenth is held out
@@ -98,9 +98,10 @@ def _recipe_of_texts(typed: Values) -> list[str]:
     """The recipe of the texts that are typed."""
     texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
     column = str(typed.get("data.column", ["text"])[0])
+    cache = str(typed.get("data.cache_dir", [default_cache()])[0])
     try:
         sizes = {
-            str(path): [min(size, most or inf) for size in text_size(str(path), str(kind), column)]
+            str(path): [min(size, most or inf) for size in text_size(str(path), str(kind), column, cache)]
             for kind, path, most in texts
         }
     except UserError as error:
@@ -126,22 +127,23 @@ def _in_words(size: float) -> str:
     return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
-def text_size(path: str, kind: str, column: str = "text") -> tuple[int, int]:
+def text_size(path: str, kind: str, column: str = "text", cache: str | None = None) -> tuple[int, int]:
     """The bytes of a text, decompressed and of a local table those of a column, and its characters in UTF-8.
 
     Both as far as they decide its recipe: the file at which they do is the last that is read.
     """
     n_bytes, n_characters = 0, 0
     path = path if is_url(path) else expanded(path, "data.path")
-    files = [path] if is_url(path) else local_files(path, SUFFIXES.get(kind, ())).values()
+    urls = [downloaded(path, DataConfig(cache_dir=cache or default_cache()).cache)] if is_url(path) else []
+    files = urls or local_files(path, SUFFIXES.get(kind, ())).values()
     for file in files:
-        if kind == "text" and isinstance(file, Path) and not file.name.lower().endswith(COMPRESSED):
+        if kind == "text" and not file.name.lower().endswith(COMPRESSED):
             n_bytes += file.stat().st_size
             if n_characters < MIN_CHARACTERS:
                 with file.open("rb") as content:
                     n_characters += _characters(content.read(4 * MIN_CHARACTERS))
             continue
-        with reading_from(str(file) if isinstance(file, Path) else f"data.path={path}", kind):
+        with reading_from(str(file), kind):
             for piece in _pieces(file, kind, column):
                 n_bytes, n_characters = n_bytes + len(piece), n_characters + _characters(piece)
                 if n_bytes > RECIPES[-1][0]:
@@ -153,10 +155,10 @@ def _characters(text: bytes) -> int:
     return len(text.translate(None, bytes(range(0x80, 0xC0))))  # without the bytes that go on with one in UTF-8
 
 
-def _pieces(file: Path | str, kind: str, column: str) -> Iterator[bytes]:
+def _pieces(file: Path, kind: str, column: str) -> Iterator[bytes]:
     from lm.lab.sources.tables import READERS, cells_in, documents_of
 
-    if kind in READERS and isinstance(file, Path):
+    if kind in READERS:
         yield from (text for _, (text,) in documents_of(cells_in(file, kind, column), column))
         return
     with open_file(file) as content:

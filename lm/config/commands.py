@@ -1,6 +1,6 @@
 """The command lines that use runs: generate, evaluate, export, runs, look."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
@@ -30,7 +30,7 @@ class GenerateConfig:
     n_samples: int = 1  # above 1: each is preceded by a line with its number
     seed: int = 0  # of sampling
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    trust: bool = False  # import the classes of the user's own that the settings name
+    classes: list[str] = field(default_factory=list)  # your own classes that the model may import: [MODULE.CLASS]
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "prompt_file")
@@ -51,7 +51,7 @@ class EvaluateConfig:
     details: bool = False  # also calibration, and the loss by the frequency of the target
     plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    trust: bool = False  # import the classes of the user's own that the settings name
+    classes: list[str] = field(default_factory=list)  # your own classes that the model may import: [MODULE.CLASS]
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "texts", "plot")
@@ -74,7 +74,7 @@ class ExportConfig:
     format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp; page: an HTML file that generates
     dtype: str | None = None  # of the matrices: f32, f16 or, in gguf, q8_0; null: f16 in a page, else f32
     title: str | None = None  # of a page; null: the name of the run
-    trust: bool = False  # import the classes of the user's own that the settings name
+    classes: list[str] = field(default_factory=list)  # your own classes that the model may import: [MODULE.CLASS]
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "output_dir")
@@ -104,7 +104,7 @@ class LookConfig:
     port: int = 0  # of the page's address on this machine; 0: one that is free
     open: bool = True  # the page in the browser, if there is one
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    trust: bool = False  # import the classes of the user's own that the settings name, download the text of a run
+    classes: list[str] = field(default_factory=list)  # your own classes that the model may import: [MODULE.CLASS]
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "folder")

@@ -1,6 +1,8 @@
 """The files that a file name, folder, glob or address stands for, and how one is opened. Imports nothing heavy."""
 
+import errno
 import glob
+import hashlib
 import io
 import os
 import re
@@ -20,6 +22,7 @@ BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
 HTTP = ("http://", "https://")
 TIMEOUT = 30.0  # seconds without an answer or a byte
+CACHE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -129,6 +132,48 @@ def raise_error(error: OSError) -> NoReturn:
 
 
 # --- a file that may be compressed or lie on a server
+
+
+def downloaded(url: str, cache: Path, key: str = "data.path", downloads: bool = True) -> Path:
+    """Return the file to which an address was downloaded, once: later calls need no network.
+
+    Its name ends as the address does. With `downloads=False`, an address that is not in the cache is refused. Raises
+    UserError, and OSError of the cache.
+    """
+    import fsspec
+
+    storage = cache / "downloads"
+    try:
+        target, path = filesystem_of(url)
+        filesystem = fsspec.filesystem(
+            "filecache",
+            fs=target,
+            cache_storage=str(storage),
+            expiry_time=False,
+            cache_mapper=_name_in_cache,
+            skip_instance_cache=True,  # another process may have downloaded the file meanwhile
+        )
+        if not filesystem._check_file(path):
+            if not downloads:
+                raise UserError(f"{key}={url}: is not in {storage}; give a text: data=text data.path=FILE")
+            target.info(path)  # raises what the server says, where `open` says that there is no such file
+        with filesystem.open(path) as file:
+            return Path(file.name)
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in CACHE_ERRORS:
+            raise OSError(error.errno, error.strerror, str(error.filename or storage)) from error
+        status = getattr(error.__cause__ or error, "status", None)
+        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        raise UserError(f"{key}={url}: could not be downloaded ({reason})") from error
+
+
+def _name_in_cache(path: str) -> str:
+    """A name of its own for each address, with the suffixes by which a reader knows the kind of a file."""
+    name = path.partition("?")[0].lower() if path.startswith(HTTP) else path.lower()
+    last = os.path.splitext(name)[1]
+    return hashlib.sha256(path.encode()).hexdigest()[:32] + suffix(name) + last * (last in COMPRESSED)
 
 
 def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:

@@ -7,10 +7,9 @@ import os
 import re
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,13 +17,13 @@ from typing import Any, Protocol
 from lm.config import DataConfig, UserError
 from lm.data import paths
 from lm.lab.sources.tables import READERS, cells_in, cells_of, documents_of
-from lm.system.files import json_sha256, read_json, write_json
+from lm.system.files import json_sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
+COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
-Names = dict[str, Path | str]  # of files, as they are called in the text, and where each lies
+Names = dict[str, Path]  # of files, as they are called in the text, and where each lies
 Documents = Iterator[tuple[str, Iterable[bytes]]]  # a name, which decides the side of the split, and blocks of UTF-8
 
 
@@ -41,21 +40,16 @@ class Source(Protocol):
 
 
 class Files:
-    """Files by their names, which are local paths, or one at an address.
+    """Files by their names, or the one that was downloaded from an address.
 
-    The state of local files is told by size, inode and times, as git tells it, that of others by what the server says.
-    In a table, each row of a column is a document. Else each file is one, without its byte-order mark; with a separator
-    several, named by the file and their number there. The name of a single text is no part of it: renamed, it is the
-    same one. Of several, it decides the split.
+    The state of a file is told by size, inode and times, as git tells it. In a table, each row of a column is a
+    document. Else each file is one, without its byte-order mark; with a separator several, named by the file and their
+    number there. The name of a single text is no part of it: renamed, it is the same one. Of several, it decides the
+    split.
     """
 
     def __init__(self, config: DataConfig, place: str, files: Names) -> None:
         self.config, self.place, self.files, self.sha256 = config, place, files, (config.sha256 or "").lower()
-        addresses = [file for file in files.values() if isinstance(file, str)]
-        self.versions = {url: _ask(config.cache, url, partial(_file_version, place, url)) for url in addresses}
-        for url, version in self.versions.items():
-            if url.startswith("http") and not any(header in version for header in VERSION):
-                log.warning("%s: its server names no version of it; data.verify=true reads it again", place)
         if config.source in ("text", "stdlib"):
             self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
             for kind in READERS:
@@ -65,12 +59,9 @@ class Files:
     def state(self) -> str:
         states, changed = list[object](), 0  # ns since the epoch
         for name, file in self.files.items():
-            if isinstance(file, Path):
-                status = file.stat()
-                states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
-                changed = max(changed, status.st_ctime_ns)  # which no program can set
-            else:
-                states.append([file, self.versions[file]])
+            status = file.stat()
+            states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
+            changed = max(changed, status.st_ctime_ns)  # which no program can set
         # Another change in the same tick of the file system's clock would have the same time: let the tick pass.
         tick = 2 * 10**9 if changed % 10**9 == 0 else 2 * 10**7  # some count whole seconds
         time.sleep(min(max(changed + tick - time.time_ns(), 0), tick) / 1e9)
@@ -102,9 +93,9 @@ class Files:
         if separator is not None and n_documents == len(self.files):
             raise UserError(f"data.separator={separator}: does not occur in {self.place}")
 
-    def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
+    def _blocks(self, file: Path, limit: float) -> Iterator[bytes]:
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
-        place = str(file) if isinstance(file, Path) else self.place
+        place = f"{self.place} (downloaded to {file})" if paths.is_url(self.place) else str(file)
         with paths.reading_from(place, "text"), paths.open_file(file) as content:
             try:
                 while block := content.read(paths.BLOCK):
@@ -139,7 +130,7 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     yield bytes(text)
 
 
-def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
+def _not_utf8(file: Path, at: int, reason: str) -> UserError:
     with paths.open_file(file) as content:
         start = content.read(paths.BLOCK)
     if start.startswith(b"PAR1"):
@@ -152,37 +143,7 @@ def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
     return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
 
 
-# --- servers, of files and of the Hugging Face Hub: without an answer, the last one is used
-
-
-def _ask(cache: Path, request: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a server says; without an answer, what it said the last time, with a warning. Raises UserError."""
-    note = cache / "servers" / f"{json_sha256(request)[:32]}.json"
-    try:
-        reply = answer()
-    except UserError as error:
-        try:
-            reply = read_json(note)
-        except (OSError, ValueError):
-            raise error from None
-        log.warning("%s; the version of the last time is used: %s", error, ", ".join(map(str, reply.values())))
-        return reply
-    with suppress(OSError):  # a cache that is read-only still serves
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, reply)
-    return reply
-
-
-def _file_version(place: str, url: str) -> dict[str, Any]:
-    """What a server says of a file without sending it, as far as it is the same until the file changes."""
-    try:
-        filesystem, path = paths.filesystem_of(url)
-        info = filesystem.info(path)
-    except Exception as error:
-        status = getattr(error.__cause__ or error, "status", None)
-        reason = f"status {status}" if status else paths.first_line(error.__cause__ or error)
-        raise UserError(f"{place}: could not be read ({reason})") from error
-    return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
+# --- the Hugging Face Hub
 
 
 class Hub:
@@ -190,9 +151,8 @@ class Hub:
 
     def __init__(self, config: DataConfig, key: str) -> None:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
-        if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
-            request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
-            self.commit = _ask(config.cache, request, partial(_hub_commit, config, config.revision))["commit"]
+        if not COMMIT.fullmatch(self.commit):  # a whole commit hash stands for itself
+            self.commit = _hub_commit(config, config.revision)
 
     def state(self) -> str:
         return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
@@ -201,7 +161,7 @@ class Hub:
         return documents_of(_hub_cells(self.config, self.commit, self.key), self.config.column)
 
 
-def _hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
+def _hub_commit(config: DataConfig, revision: str | None) -> str:
     """The commit of a revision, or the newest of the main branch, if it may be read."""
     from huggingface_hub import HfApi
 
@@ -210,7 +170,7 @@ def _hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
         info = api.dataset_info(name, revision=revision, timeout=paths.TIMEOUT)
         if info.gated:
             api.auth_check(name, repo_type="dataset")
-    return {"commit": str(info.sha)}
+    return str(info.sha)
 
 
 def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
@@ -282,27 +242,31 @@ def open_sources(config: DataConfig) -> list[Source]:
 
 
 def _local_paths(source: Source) -> list[Path]:
-    return [path for path in getattr(source, "files", {}).values() if isinstance(path, Path)]
+    return [*getattr(source, "files", {}).values()]
 
 
 def only_file(source: Source) -> Path:
-    """The one local file of a source. Raises UserError if it has another number, or is at an address."""
+    """The one file of a source. Raises UserError if it has another number."""
     files = _local_paths(source)
     if len(files) != 1:
-        raise UserError(f"{source.place}: is {len(files)} local files, expected one of token ids")
+        raise UserError(f"{source.place}: is {len(files)} files, expected one of token ids")
     return files[0]
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
-    """Nothing is read yet. `key` is the setting that errors name. Raises UserError, and PermissionError of a cache."""
+    """Open a source, of which nothing is read yet, but a file at an address is downloaded unless the cache has it.
+
+    `key` is the setting that errors name. Raises UserError, and OSError of a cache.
+    """
     if config.source == "hub":
         return Hub(config, "data.split" if key == "data.path" else key)
     if config.source == "stdlib":
         return Files(config, "data=stdlib", _stdlib())
     assert config.path is not None
-    files: Names = {"": config.path}
-    if not paths.is_url(config.path):
-        files = {**paths.local_files(config.path, paths.SUFFIXES.get(config.source, ()), key)}
+    if paths.is_url(config.path):
+        files = {"": paths.downloaded(config.path, config.cache, key)}
+    else:
+        files = paths.local_files(config.path, paths.SUFFIXES.get(config.source, ()), key)
     return Files(config, f"{key}={config.path}", files)
 
 

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,15 +40,6 @@ PROBES = ("A", "a  b", "a\n\tb", "e\u0301", "\ufb01")  # which a lossy tokenizer
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
-
-
-@dataclass(slots=True, kw_only=True)
-class Chat:
-    """How a model was made to converse, in the words of its folder of transformers. Only an export reads it."""
-
-    template: str | None = None  # in Jinja
-    eos_token: str | None = None  # ends a turn, if that is another than the end of a text
-    stops: list[int] = field(default_factory=list)  # ids at which generation ends too
 
 
 class Tokenizer:
@@ -90,7 +80,6 @@ class Tokenizer:
         self.begin_token = before if before in special else self.eot_token
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.stops = {self.eot, self.begin}  # ids at which generation ends
-        self.chat = Chat()
         self.unscored = None if self.begin == self.eot else self.begin  # it stands after end of text and is no text
         self.vocab_size: int = backend.get_vocab_size()
         self.dtype = "uint16" if self.vocab_size <= 1 << 16 else "uint32"  # of ids on disk

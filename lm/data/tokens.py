@@ -72,11 +72,16 @@ class TextData:
 
 
 def prepare(
-    config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True, trained: Path | None = None
+    config: DataConfig,
+    tokenizer: TokenizerConfig,
+    quiet: bool = True,
+    trained: Path | None = None,
+    downloads: bool = True,
 ) -> TextData:
     """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text.
 
     `trained`: the tokenizer.json of a run with these settings, with which they are built in place of training BPE anew.
+    `downloads`: whether a text of the Hub may be downloaded, if its tokens are not there.
     """
     sources = open_sources(config)
     held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
@@ -90,8 +95,12 @@ def prepare(
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = config.cache / "tokens" / json_sha256(identity)[:16]
     if trained is not None and tokenizer.kind == "bpe" and not folder.exists():
-        return prepare(config, TokenizerConfig(kind="file", vocab_size=None, path=str(trained)), quiet)
+        file = TokenizerConfig(kind="file", vocab_size=None, path=str(trained))
+        return prepare(config, file, quiet, downloads=downloads)
     if config.verify or not _is_whole(folder):
+        if config.source == "hub" and not downloads:
+            place = f"{sources[0].place}: its tokens are not in {folder.parent}"
+            raise UserError(f"{place}; give a text: data=text data.path=FILE")
         with _naming(folder.parent), _locked(folder):
             if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
                 write = _write_given if config.source == "tokens" else _write_encoded

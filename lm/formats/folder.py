@@ -5,7 +5,7 @@ And its adapters: merged into its matrices, and as a folder that PEFT loads onto
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,18 +14,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lm.config import UserError, foreign_classes, require
-from lm.config.checks import build, reading
+from lm.config import UserError, foreign_classes
 from lm.config.model import TOKENIZER, WEIGHTS, ModelSettings
-from lm.data.tokenizer import Chat, Tokenizer, load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
 from lm.model.linear import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
-from lm.model.user_class import import_class
-from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
+from lm.model.user_class import check_classes
+from lm.system.files import atomic_file, sha256, write_json, write_text
 
 log = logging.getLogger(__name__)
-CHAT = "chat.json"  # of a run that began from a folder of transformers: how its model was made to converse
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -59,7 +57,6 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     write_weights(folder / WEIGHTS, saved_state(net))
     write_text(folder / TOKENIZER, tokenizer.to_json())
-    save_chat(tokenizer.chat, folder)
     settings = ModelSettings(
         vocab_size=net.vocab_size,
         seq_len=net.seq_len,
@@ -71,11 +68,12 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / "config.json", asdict(settings))
 
 
-def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
+def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `run_dir` may also be a folder of transformers. `trust` allows importing the classes of the user's own that the
-    run's settings name. Raises UserError naming the file that is missing or damaged.
+    `run_dir` may also be a folder of transformers. `classes` are the classes of your own, or their dotted paths, that
+    the settings of the model may name. Raises UserError naming the file that is missing or damaged, or a class that is
+    not among `classes`.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
@@ -87,13 +85,11 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         from lm.lab.formats.pretrained import load_pretrained
 
         return load_pretrained(folder, settings)
-    for key, path in foreign_classes(settings.model).items():
-        import_class(key, path, trust)
+    check_classes(settings.model, classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    _read_chat(folder, tokenizer)
     try:
         return _read_net(folder / WEIGHTS, settings).eval(), tokenizer
     except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
@@ -113,24 +109,6 @@ def _read_net(path: Path, settings: ModelSettings) -> Transformer:
         )
     net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
     return net
-
-
-def save_chat(chat: Chat, folder: Path) -> None:
-    """Write chat.json into the folder of a model, if it has anything to say."""
-    if chat != Chat():
-        write_json(folder / CHAT, asdict(chat))
-
-
-def _read_chat(folder: Path, tokenizer: Tokenizer) -> None:
-    """Give the tokenizer of a model's folder what chat.json says, if there is one. Raises UserError."""
-    path = folder / CHAT
-    if path.exists():
-        with reading(path):
-            chat = build(Chat, read_json(path))
-            is_token = chat.eos_token is None or tokenizer.backend.token_to_id(chat.eos_token) is not None
-            require(is_token, f"eos_token={chat.eos_token}", "a token of the tokenizer")
-        tokenizer.chat = chat
-        tokenizer.stops |= {*chat.stops}
 
 
 # --- adapters

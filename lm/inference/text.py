@@ -6,18 +6,17 @@ from pathlib import Path
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import build, reading
-from lm.data.paths import from_above
+from lm.data.paths import downloaded, from_above, is_url
+from lm.data.sources import COMMIT
 from lm.data.tokens import TextData, prepare
 from lm.system.files import read_yaml
 
+GIVE = "give a text: data=text data.path="
 OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
 
 
-def own_text(run_dir: Path, trust: bool) -> OwnText:
-    """What a run's config.yaml says of its text, of which nothing is read.
-
-    Without `trust`, refuses an address that the run's files name. Raises UserError.
-    """
+def own_text(run_dir: Path) -> OwnText:
+    """Return what a run's config.yaml says of its text, of which nothing is read. Raises UserError."""
     try:
         with reading(run_dir / "config.yaml"):
             settings = read_yaml(run_dir / "config.yaml")
@@ -27,26 +26,28 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
                 config = replace(config, revision=revision)  # the branch may have moved on
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
     except OSError as error:
-        hint = "expected a finished run, or a text: data=text data.path=FILE"
+        hint = f"expected a finished run, or {GIVE}FILE"
         raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
     if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
-    for place in (config.path or "", config.val_path or ""):
-        if not trust and (config.source == "hub" or "://" in place):
-            raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
+    if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
+        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}FILE")
     if config.source != "hub":
         config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
+    for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
+        if config.source != "hub" and place is not None and is_url(place):  # the word of a folder downloads nothing
+            downloaded(place, config.cache, key, downloads=False)
     return config, tokenizer, hashes
 
 
-def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, DataConfig]:
-    """A run's text; without `trust`, none from an address that the run's files name. Raises UserError."""
-    config, tokenizer, hashes = own_text(run_dir, trust)
+def own_data(run_dir: Path, bar: bool = False) -> tuple[TextData, DataConfig]:
+    """Return a run's text, which is not downloaded because a run's files name it. Raises UserError."""
+    config, tokenizer, hashes = own_text(run_dir)
     trained = run_dir / "model/tokenizer.json"
-    data = prepare(config, tokenizer, not bar, trained)
+    data = prepare(config, tokenizer, not bar, trained, downloads=False)
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
-        raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
+        raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}FILE")
     return data, config

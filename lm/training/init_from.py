@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, RunConfig, UserError
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
 from lm.config.run import TIED_MATRICES
-from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
 from lm.formats.base import agrees, read_base
 from lm.formats.folder import load_model
@@ -21,8 +20,8 @@ from lm.system.terminal import is_first_process
 log = logging.getLogger(__name__)
 
 
-def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple[dict[str, Any], Chat]:
-    """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json, and its chat.
+def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[str, Any]:
+    """Give `net` the weights that `run.init_from` names; return where they came from, for result.json.
 
     On the first process the record has the loss on the validation batches of `run` before the first step and, if the
     head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model
@@ -35,7 +34,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
     for key, value in asdict(base.settings.model).items():
         if not agrees(key, own := getattr(run.model, key), value):
             raise UserError(f"model.{key}={own}: init_from={run.init_from} has {value}")
-    loaded, tokenizer = load_model(base.folder, trust=True)  # its classes are those of run.model, which were typed
+    typed = [*foreign_classes(run.model).values()]  # the classes of the loaded model are the same
+    loaded, tokenizer = load_model(base.folder, classes=typed)
     if tokenizer.hash != data.tokenizer.hash:
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
@@ -43,7 +43,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
     record |= {"steps": base.steps, "tokens": base.tokens}
     if not is_first_process(run.trainer.world_size):
-        return record, tokenizer.chat
+        return record
 
     record["val_loss"] = _val_loss(net, run, data)
     message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
@@ -53,7 +53,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
         record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
-    return record, tokenizer.chat
+    return record
 
 
 def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:

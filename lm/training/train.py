@@ -19,10 +19,9 @@ from lm.config.checks import error_prefix
 from lm.config.identity import RESOLVED, config_hash, differences, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.ngram import ExpectedTokens
-from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
-from lm.formats.folder import merged, save_adapter, save_chat, save_model
+from lm.formats.folder import merged, save_adapter, save_model
 from lm.lab.measures.diagnostics import Diagnostics
 from lm.lab.measures.samples import append_samples, cut_samples, draw_samples
 from lm.model.init import named_seed
@@ -95,9 +94,9 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
         settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
     resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     checkpoint = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
-    net, chat = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot), Chat()
+    net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
     if run.init_from and not checkpoint:
-        settings["init_record"], chat = load_init_weights(net, run, data)
+        settings["init_record"] = load_init_weights(net, run, data)
     size = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     fabric, signals = build_fabric(run.trainer), Signals()
 
@@ -112,7 +111,6 @@ def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, A
             if run.init_from:  # resuming does not need the loaded run
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
-                save_chat(chat, directory.model)
             log_start(run, data, directory.path, size["n_params"], resume_step)
         state = None
         try:

@@ -37,15 +37,13 @@ def run(args: list[str]) -> None:
     from lm.lab.formats.page import export_page
 
     assert config.dtype is not None
-    net, tokenizer = load_model(run_dir, config.trust)
+    net, tokenizer = load_model(run_dir, config.classes)
     if config.format == "page":
         folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
         title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
         prompt = samples[0]["prompt"] or _opening(folder.parent)
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
-        if tokenizer.chat.template:
-            print("it continues a text as it is typed: the model's chat template is not in it")
         return
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
@@ -55,8 +53,6 @@ def run(args: list[str]) -> None:
         architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")
-    if tokenizer.chat.template:
-        print("its chat template and the token that ends a turn are those of the model that it was made from")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
 
@@ -67,7 +63,7 @@ def _opening(run_dir: Path) -> str:
     from lm.lab.measures.samples import validation_prompts
 
     with suppress(UserError, OSError, IndexError):
-        return validation_prompts(own_data(run_dir, trust=False)[0])[0]
+        return validation_prompts(own_data(run_dir)[0])[0]
     return ""
 
 

@@ -42,7 +42,7 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     try:
         ablation = folder if not names and (folder / "ablation.json").exists() else None
-        server = LookServer(places, config.port, config.trust, ablation)
+        server = LookServer(places, config.port, config.classes, ablation)
     except OSError as error:
         raise UserError(f"port={config.port}: {error.strerror}; port=0 takes one that is free") from error
     print(f"{server.address}  Ctrl-C ends it", flush=True)

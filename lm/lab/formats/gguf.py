@@ -98,7 +98,7 @@ def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelC
 
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
-    layout, chat = json.loads(tokenizer.to_json()), tokenizer.chat
+    layout = json.loads(tokenizer.to_json())
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     is_gpt2 = layout["normalizer"] is None and layout["pre_tokenizer"] == gpt2
     # llama.cpp looks for added tokens in another order, but for special ones, which no text produces
@@ -119,6 +119,4 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         "token_list": tokens,
         "token_types": types,
         "token_merges": [" ".join(pair) for pair in model["merges"]],
-        **({"eot_token_id": tokenizer.backend.token_to_id(chat.eos_token)} if chat.eos_token else {}),
-        **({"chat_template": chat.template} if chat.template else {}),
     }

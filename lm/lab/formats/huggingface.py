@@ -17,7 +17,6 @@ from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.formats.folder import write_weights
 from lm.lab.formats.architectures import Architecture, Weights, architecture_of
-from lm.lab.formats.pretrained import TEMPLATE
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
 from lm.system.files import remove_partial, write_text
@@ -46,21 +45,16 @@ def export(
         "dtype": "float32",
         **architecture.settings(net.config, net.seq_len),
     }
-    chat = tokenizer.chat
-    eot, ends = tokenizer.eot_token, [tokenizer.eot, *sorted(tokenizer.stops - {tokenizer.eot, tokenizer.begin})]
-    special = {"bos_token": tokenizer.begin_token, "eos_token": chat.eos_token or eot, "pad_token": eot}
+    eot = tokenizer.eot_token
+    special = {"bos_token": tokenizer.begin_token, "eos_token": eot, "pad_token": eot}
     files: dict[str, Any] = {
         "config.json": config,
-        "generation_config.json": {
-            **{key: value for key, value in config.items() if key.endswith("_token_id")},
-            "eos_token_id": ends if len(ends) > 1 else tokenizer.eot,
-        },
+        "generation_config.json": {key: config[key] for key in config if key.endswith("_token_id")},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
             "model_max_length": net.seq_len,
             "clean_up_tokenization_spaces": False,
-            # a text that spells a special token is ordinary text; but a chat template spells them
-            "split_special_tokens": chat.template is None,
+            "split_special_tokens": True,  # a text that spells a special token is ordinary text
             "model_input_names": ["input_ids", "attention_mask"],  # without token_type_ids, which transformers 4 adds
             "padding_side": "left",  # so that a batch of prompts of unequal length is continued as each alone
             **special,
@@ -72,8 +66,6 @@ def export(
         write_text(folder / "tokenizer.json", _with_template(tokenizer))
         for filename, content in files.items():
             write_text(folder / filename, json.dumps(content, indent=2) + "\n")
-        if chat.template is not None:
-            write_text(folder / TEMPLATE, chat.template)
         also(folder)
     return architecture.name
 

@@ -4,7 +4,7 @@ No code of the folder and no pickle is used.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, UserError, require
+from lm.config import HeadConfig, ModelConfig, UserError
 from lm.config.checks import build, reading
 from lm.config.model import TOKENIZER, ModelSettings
-from lm.data.tokenizer import EOT_NAMES, Chat, Tokenizer, load_tokenizer
+from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.lab.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, SYNONYMS, Architecture, Weights
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, sha256
 
 NAMES = "tokenizer_config.json"  # says which token is which
-TEMPLATE = "chat_template.jinja"
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
@@ -58,7 +57,7 @@ def pretrained_settings(folder: Path, model_type: Any) -> ModelSettings:
 
 def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer, Tokenizer]:
     """The model and the tokenizer of the folder, on the CPU in fp32. Raises UserError naming key or file."""
-    tokenizer = load_tokenizer(folder / TOKENIZER, _eos_name(_names(folder)))
+    tokenizer = load_tokenizer(folder / TOKENIZER, _eos_name(folder))
     with _transformers(folder) as transformers:
         if tokenizer.eot_added:
             usual = ", ".join(EOT_NAMES)
@@ -86,8 +85,6 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
             net = Transformer(settings.model, settings.head, vocab_size=settings.vocab_size, seq_len=settings.seq_len)
         architecture = next(row for row in ARCHITECTURES if row.name == settings.architecture)
         net.load_state_dict(_our_weights(net, model.state_dict(), architecture), assign=True)
-    ends = model.generation_config.eos_token_id  # a chat model may end its turn by another token than a text
-    _read_published_chat(folder, tokenizer, {*(ends if isinstance(ends, list) else [ends])} - {None})
     return net.eval(), tokenizer
 
 
@@ -172,42 +169,10 @@ def _our_weights(net: Transformer, weights: Weights, architecture: Architecture)
     return renamed
 
 
-# --- how the model was made to converse
-
-
-def _names(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; {} if there is no such file, or a damaged one."""
+def _eos_name(folder: Path) -> str | None:
+    """Return the end-of-text token that tokenizer_config.json names, if there is such a file and it names one."""
     with suppress(OSError, UserError), reading(folder / NAMES):
-        return read_json(folder / NAMES)
-    return {}
-
-
-def _eos_name(names: dict[str, Any]) -> str | None:
-    """The end-of-text token that tokenizer_config.json names, if it names one."""
-    name = names.get("eos_token")
-    name = name.get("content") if isinstance(name, dict) else name
-    return name if isinstance(name, str) else None
-
-
-def _read_published_chat(folder: Path, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
-    """Give the tokenizer what the folder says; `ends` are the ids at which its model stops. Raises UserError."""
-    names = _names(folder)
-    eos_token = _eos_name(names)
-    if eos_token == tokenizer.eot_token or tokenizer.backend.token_to_id(eos_token or "") is None:
-        eos_token = None
-    stops = sorted({*ends} - tokenizer.stops)
-    tokenizer.chat = Chat(template=_template(folder, names), eos_token=eos_token, stops=stops)
-    tokenizer.stops |= {*stops}
-
-
-def _template(folder: Path, names: dict[str, Any]) -> str | None:
-    """From where transformers looks for it: a file, or else tokenizer_config.json, which may have several by name."""
-    if (folder / TEMPLATE).is_file():
-        with reading(folder / TEMPLATE, "a chat template"):
-            return (folder / TEMPLATE).read_text(encoding="utf-8")
-    value = names.get("chat_template")
-    with reading(folder / NAMES, "what transformers wrote"):
-        if isinstance(value, list):
-            value = {row["name"]: row["template"] for row in value}.get("default")
-        require(value is None or isinstance(value, str), f"chat_template={value!r:.60}", "a text")
-    return value
+        name = read_json(folder / NAMES).get("eos_token")
+        name = name.get("content") if isinstance(name, dict) else name
+        return name if isinstance(name, str) else None
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm.config import HeadConfig, ModelConfig, UserError, foreign_classes
+from lm.config import HeadConfig, ModelConfig, UserError
 from lm.config.checks import build, reading
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData
@@ -24,7 +24,7 @@ from lm.lab.measures.details import token_counts
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
-from lm.model.user_class import import_class
+from lm.model.user_class import check_classes
 from lm.system.device import best_device
 from lm.training.run_directory import RunDirectory
 from lm.training.state import checkpoints
@@ -38,12 +38,11 @@ class LoadedModel:
     path: Path  # of the run
     net: Transformer
     tokenizer: Tokenizer
-    trust: bool = False  # allows downloading the run's text
 
     @cached_property
     def own_text(self) -> tuple[TextData, np.ndarray]:
         """The run's text, and how often each token id occurs in what it was trained on. Raises UserError."""
-        data, _ = own_data(self.path, self.trust)
+        data, _ = own_data(self.path)
         return data, token_counts(data.train, self.net.vocab_size)
 
     @property
@@ -55,11 +54,11 @@ class LoadedModel:
             return None
 
 
-def load(name: str, path: Path, trust: bool = False) -> LoadedModel:
+def load(name: str, path: Path, classes: Sequence[str] = ()) -> LoadedModel:
     """The model of a run; while it is trained, that of its newest checkpoint. Raises UserError."""
     checkpoint = checkpoint_to_show(path)
-    net, tokenizer = load_model(path, trust) if checkpoint is None else _load_checkpoint(path, checkpoint, trust)
-    return LoadedModel(name, path, net.to(best_device()), tokenizer, trust)
+    net, tokenizer = load_model(path, classes) if checkpoint is None else _load_checkpoint(path, checkpoint, classes)
+    return LoadedModel(name, path, net.to(best_device()), tokenizer)
 
 
 def checkpoint_to_show(path: Path) -> Path | None:
@@ -70,13 +69,12 @@ def checkpoint_to_show(path: Path) -> Path | None:
     return None if is_old or (path / "result.json").exists() else newest
 
 
-def _load_checkpoint(path: Path, checkpoint: Path, trust: bool) -> tuple[Transformer, Tokenizer]:
-    data, config = own_data(path, trust)
+def _load_checkpoint(path: Path, checkpoint: Path, classes: Sequence[str]) -> tuple[Transformer, Tokenizer]:
+    data, config = own_data(path)
     settings = RunDirectory(path).read_config()
     with reading(checkpoint):
         model: ModelConfig = build(ModelConfig, settings["model"])
-        for key, name in foreign_classes(model).items():
-            import_class(key, name, trust)
+        check_classes(model, classes)
         net = Transformer(
             model,
             build(HeadConfig, settings["head"]),

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -120,14 +120,18 @@ class LookServer(ThreadingHTTPServer):
     """`places` gives the runs that there are now, by name; `folder` is that of their ablation; `port` 0: a free one."""
 
     def __init__(
-        self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False, folder: Path | None = None
+        self,
+        places: Callable[[], dict[str, Path]],
+        port: int = 0,
+        classes: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> None:
         super().__init__((ADDRESS, port), _Handler)
-        self.places, self.trust, self.folder = places, trust, folder
+        self.places, self.folder = places, folder
         self.lock = threading.Lock()  # held while a model computes
         self.names: dict[str, None] = {}  # in the order of their appearance, which gives a run its colour
         self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
-        self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, trust))
+        self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, classes))
         self.ablation = lru_cache(maxsize=1)(lambda folder, _: described_ablation(folder))
         self.stopped: dict[str, Any] = {}  # the stamps of runs that no process was writing to
 
