@@ -37,6 +37,8 @@ class Weakness(NamedTuple):
 
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Weakness]:
+    if results.frozen is not None:
+        return [Weakness("The contrasts of this study are frozen as published.", "They are not computed anew.")]
     return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
