@@ -433,7 +433,6 @@ def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly
 def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly: Instantly) -> None:
     made, asked = instantly(bowl), TUNED | {"tune": replace(TUNED["tune"], trials=10)}
     lab.run(**asked, folder="quiet")
-    (lab.root / "ledger.csv").unlink()  # else its runs are taken over
     tuned = lab.tuned("quiet")
     n, broken = len(made), made[12]
     made = instantly(lambda spec: Failure.ERROR if spec.run_dir == broken else bowl(spec))
@@ -532,7 +531,7 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
     for difference, spread, verdict, code in VERDICTS:
         plus = [difference + spread * value for value in noise]
         instantly(lambda spec, plus=plus: 3 + plus[spec.run.seed] * (spec.run.head.name == "untied"))
-        left, out, err = command("ablate", *words, f"output_dir={verdict}", f"ledger={code}.csv", "exit_code=verdict")
+        left, out, err = command("ablate", *words, f"output_dir={verdict}", "exit_code=verdict")
         assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
         assert not Path(verdict, "report.html").exists()
     again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")

@@ -76,7 +76,7 @@ def test_a_confirmation_of_shorter_arms_keeps_the_length_of_its_base(lab: Lab, m
     record = replace(lab.run().record, fitted={"steps": 3})  # as ablation.minutes cuts the steps of arms, not of bases
     record.arms[record.baseline].steps["own"] = 3
     write_record(record, lab.out)
-    asked = confirmation(lab.out, [], lab.root / "again")
+    asked = confirmation(lab.out, lab.root / "again")
     assert asked["overrides"][-3:] == ["trainer.max_steps=3", "max_tokens=null", "max_minutes=null"]
     assert asked["base"][-1] == f"trainer.max_steps={record.of('base')[0].steps}"
 

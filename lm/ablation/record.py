@@ -83,7 +83,6 @@ class AblationRecord(Question):
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
     fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
     stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
-    asked_before: str = ""  # how often, by the ledger when it was asked
     begun: str = ""
     ended: str | None = None
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict

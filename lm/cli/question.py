@@ -189,10 +189,10 @@ def write_question(question: QuestionFile, folder: Path, output_dir: str | None 
 # --- confirmation
 
 
-def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
+def confirmation(source: Path, folder: Path) -> dict[str, Any]:
     """The content of a question that asks that of the folder `source` anew in `folder`, with as many seeds.
 
-    Seeds of runs and of trials are the first of 100 to 999 that neither the ledger nor the folder has used; those of a
+    Seeds of runs and of trials are the first of 100 to 999 that the confirmed ablation has not used; those of a
     confirmation that has begun are its own. Raises UserError if the folder holds no finished ablation.
     """
     if not (source / FILE).exists():
@@ -216,8 +216,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     if begun and is_same:  # else another question has been confirmed there
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
     else:
-        used = {int(seed) for row in ledger for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
-        fresh = [*islice(_fresh(record, used), n + len(record.tune.seeds))]
+        fresh = [*islice(_fresh(record), n + len(record.tune.seeds))]
         seeds, tuning_seeds = fresh[:n], fresh[n:]
         if len(tuning_seeds) < len(record.tune.seeds):
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
@@ -234,12 +233,12 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     }
 
 
-def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
+def _fresh(record: AblationRecord) -> Iterator[int]:
     """Seeds that are unused, also with the offsets of the arms."""
     designs = [design_of(record), *record.designs_seen]
     offsets = {0, *record.seed_offsets.values()}
     seen = {seed for design in designs for seed in (*design["seeds"], *design["tune"]["seeds"])}
-    taken = used | {seed + offset for seed in seen for offset in offsets}
+    taken = {seed + offset for seed in seen for offset in offsets}
     for seed in FRESH:
         own = {seed + offset for offset in offsets}
         if own.isdisjoint(taken):

@@ -183,7 +183,6 @@ class AblationConfig(Question):
 
 EXIT_CODES = ("done", "verdict")
 RECORD = "ablation.json"  # in the folder of an ablation
-LEDGER = "ablations/ledger.csv"  # of the current folder, wherever an ablation has its own
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
 
@@ -216,7 +215,6 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
-    ledger: str = LEDGER  # gets a line when a comparison is asked for, and its outcome
     code: str | None = None  # new: make the finished runs again that other code made
     plan_only: bool = False  # show what would be run, and run nothing
     report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
@@ -229,7 +227,7 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "confirm", "ledger")
+        expand_paths("", self, "output_dir", "confirm")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require(self.code in (None, "new"), f"code={self.code}", "new, or no such key")
@@ -238,11 +236,10 @@ class AblateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    """The command line of report.py: one of the first four; output_dir beside rows is where their report goes."""
+    """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
-    ledger: str | None = None  # true, or a file that ablate ledger=FILE wrote: the verdicts of a series
     rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
     baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
     margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
@@ -251,12 +248,11 @@ class ReportConfig:
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
-        self.ledger = {"true": LEDGER, "True": LEDGER}.get(str(self.ledger), self.ledger)
-        expand_paths("", self, "output_dir", "run_dir", "ledger", "rows")
+        expand_paths("", self, "output_dir", "run_dir", "rows")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
         place = None if self.rows else self.output_dir  # else of the report
-        if sum(value is not None for value in (place, self.run_dir, self.ledger, self.rows)) != 1:
-            ways = "output_dir=DIR of an ablation, run_dir=RUN, ledger=true or rows=FILE.csv"
+        if sum(value is not None for value in (place, self.run_dir, self.rows)) != 1:
+            ways = "output_dir=DIR of an ablation, run_dir=RUN or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
         require(not (self.run_dir and self.json), "json=true", "no such key: the page of a run has no verdict")
         is_judged = self.rows is not None or self.output_dir is not None

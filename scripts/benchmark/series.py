@@ -12,7 +12,6 @@ from statistics import fmean
 
 import numpy as np
 
-from lm.ablation.ledger import ASKED, COLUMNS, ENDED, series
 from lm.ablation.statistics import Comparison, judge_family
 
 QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
@@ -51,20 +50,6 @@ def confirmed(draw: Callable[[int], list[float]]) -> Answer:
     return is_kept, n + again, gain
 
 
-def asked_in_series(rng: np.random.Generator) -> list[Answer]:
-    """The verdicts of `report ledger=true` on questions that may be stopped."""
-    answers, rows = list[tuple[Comparison, int]](), list[dict[str, str]]()
-    for i in range(QUESTIONS):
-        values = draws(rng, i)(SEEDS)
-        is_ahead = fmean(values[:FUTILITY]) < 0
-        tested = judged(values) if is_ahead else judge_family({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
-        answers.append((tested, SEEDS if is_ahead else FUTILITY))
-        line = dict.fromkeys(COLUMNS, "") | {"comparison": str(i), "event": ASKED}
-        rows += [line, line | {"event": ENDED, "verdict": tested.verdict, "p": repr(tested.p)}]
-    verdicts = series(rows)["series_verdict"]
-    return [(v == "better", n, -(t.mean_difference or 0.0)) for v, (t, n) in zip(verdicts, answers, strict=True)]
-
-
 def draws(rng: np.random.Generator, i: int) -> Callable[[int], list[float]]:
     """Fresh differences of a question; every tenth change is useful."""
     mean = -EFFECT if i % (QUESTIONS // USEFUL) == 0 else 0.0
@@ -100,6 +85,5 @@ if __name__ == "__main__":
         f"{SEEDS} seeds": each(seeds),
         f"{SEEDS} seeds, `futility={FUTILITY}`": each(stopped),
         "and `confirm`": each(confirmed),
-        "and `report ledger=true` instead": asked_in_series,
     }.items():
         print(row(name, ask, repetitions), flush=True)

@@ -69,7 +69,7 @@ class Lab:
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
-        options |= {"ledger": str(self.root / "ledger.csv"), "code": code}
+        options |= {"code": code}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
         base = compose_base(ablation, list(typed), runs, _compose)
