@@ -359,45 +359,6 @@ def test_a_run_that_fails_holds_up_no_other_and_counts_once_it_is_there(lab: Lab
     assert (len(made), made[-1].rpartition("-")[0]) == (9, "cells/untied-seed1")
 
 
-@pytest.mark.slow
-def test_futility_comes_before_a_look_and_stops_what_is_known_to_be_behind(lab: Lab, instantly: Instantly) -> None:
-    """Else the small p of the arm that is stopped would give the other one a verdict, which the report takes back."""
-    arms = {"tied": ["head=tied"], "untied": ["head=untied"], "naive": ["head=tied_naive"]}
-    differences = {"tied": 0.0, "untied": -0.1, "naive": 0.5}
-    noise = {"tied": 0.0, "untied": 0.0031, "naive": 0.0002}
-
-    def loss(spec: RunSpec) -> float:
-        return 3 + differences[spec.arm] + noise[spec.arm] * (-1) ** spec.seed
-
-    made = instantly(loss)
-    every: dict[str, Any] = {"arms": arms, "primary": [], "seeds": [0, 1, 2, 3]}
-    results = lab.run(**every, looks=[2, 4], futility=2)
-    assert (len(made), results.record.seeds, results.record.stopped) == (10, [0, 1, 2, 3], ["naive"])
-    assert [row.verdict for row in results.contrasts] == ["better", "undecided"]
-    instantly(lambda spec: math.nan if (spec.arm, spec.seed) == ("tied", 0) else loss(spec))
-    assert lab.run("trainer.max_steps=7", **every, folder="unknown", futility=1).record.stopped == []
-    instantly(lambda spec: math.nan if spec.arm == "naive" else loss(spec))
-    assert lab.run("trainer.max_steps=8", **every, folder="wild", futility=1).record.stopped == ["naive"]
-    instantly(lambda spec: loss(spec) + spec.arm.startswith(("u", "n")))
-    behind = lab.run("trainer.max_steps=9", **every, folder="behind", looks=[3, 4], futility=2)
-    assert (behind.record.stopped, behind.record.seeds) == (["untied", "naive"], [0, 1, 2, 3]), "no look has decided"
-    assert behind.stopped_early() == ""
-    instantly(lambda spec: loss(spec) - 2 * (spec.arm == "naive"))
-    every["arms"] = arms | {"naive": ["head=tied_naive", "model.d_ff=32"]}  # another arm of this name
-    mended = lab.run("trainer.max_steps=9", **every, folder="behind", looks=[3, 4], futility=2)
-    assert "naive" not in mended.record.stopped
-
-
-@pytest.mark.slow
-def test_what_was_judged_by_all_seeds_is_not_stopped_afterwards(lab: Lab, instantly: Instantly) -> None:
-    question: dict[str, Any] = {"baseline": "untied", "primary": [], "seeds": [0, 1, 2], "futility": 1}
-    instantly(lambda spec: Failure.ERROR if (spec.arm, spec.seed) == ("tied", 0) else near(spec))
-    assert lab.run(**question).counts()["failed"] == 1
-    instantly(near)
-    again = lab.run(**question)
-    assert (again.record.stopped, again.counts()["done"]) == ([], 6)
-
-
 TUNE = TuneConfig(trials=30, seeds=[77, 78])
 OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
 TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "head.embedding_lr_multiplier"])}

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,7 +96,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, [], "ablation.contrasts.it={'untied': 1, 'tied': -0.5}: "),
         ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, [], "ablation.contrasts.it=tid"),
         ({"contrasts": {"it": {"untied": "one", "tied": -1}}}, [], "ablation.contrasts.it="),
-        ({"futility": 2}, [], "ablation.futility=2: expected a number of seeds from 1 on, fewer than all, 2"),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
         (arms("checkpoint.resume=false"), [], "ablation.arms.b: checkpoint.resume=false"),
         (arms("model.n_heads=5"), [], "ablation.arms.b: model.d_model=32"),
@@ -170,7 +170,7 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     plan = planner.plan(budgets=["tokens", "flops"])
     plan.arms["untied"].flops_per_token = round(1.015 * plan.arms["tied"].flops_per_token)
     set_steps(plan.config, plan.arms)
-    assert [run.budgets for run in plan.reported([0, 1], {}, ["tied", "untied"])] == [["tokens", "flops"]] * 4
+    assert [run.budgets for run in plan.reported([0, 1], {})] == [["tokens", "flops"]] * 4
 
 
 def steps_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
         assert len(planner.steps[-1].record.seeds) == seeds
         assert (plan.arms["untied"].steps["tokens"] == 30) == has_all_steps
         assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes or minutes == 99
-    other = {"base": ["trainer.max_steps=8"], "budgets": ["tokens", "flops"], "futility": 5}
+    other = {"base": ["trainer.max_steps=8"], "budgets": ["tokens", "flops"]}
     tuned = {"tune": TuneConfig(trials=9, factor=2.0, hyperparameters=["optim.lr"], seeds=[1000])}
     for minutes, changes, seeds in ((5, other, 6), (9, tuned, 5)):
         plan = planner.plan(minutes=minutes, **question | changes)
@@ -198,7 +198,8 @@ def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pyte
     plan = planner.plan(minutes=2, **question)
     with pytest.raises(UserError, match=r"^ablation\.minutes=0\.1: expected .* or more, for 5 seeds"):
         planner.plan(minutes=0.1, **question)
-    planned = plan_json(plan, planner.steps[-1], (0.01, "out"))
+    pairs: Any = SimpleNamespace(contrasts=[SimpleNamespace(sd=0.01, family="primary")])
+    planned = plan_json(plan, planner.steps[-1], pairs)
     assert (planned["runs"]["missing"], planned["fitted"]["of_seeds"]) == (10, 8)
     assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
 
@@ -217,7 +218,7 @@ def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monk
         steps_take(second, monkeypatch)
         record = lab.run("max_minutes=0.2", folder="steps").record
         assert {run.steps for run in record.runs} == {12}
-    assert "trainer.max_steps=12" in confirmation(lab.root / "steps", [], lab.root / "confirm")["overrides"]
+    assert "trainer.max_steps=12" in confirmation(lab.root / "steps", lab.root / "confirm")["overrides"]
 
 
 # --- the names of runs

@@ -87,7 +87,7 @@ def ablate(
 
 
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
-    keys = (*question_of(record), "pairs", "runs", "stopped")
+    keys = (*question_of(record), "pairs", "runs")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 

@@ -52,7 +52,7 @@ def _contrast(cells: dict[str, str]) -> Contrast:
     hints = get_type_hints(Contrast)
     values = {key: _value(cells[key], hints[key]) for key in cells if key in hints}
     weights = {cells["arm"]: 1.0, cells["baseline"]: -1.0}
-    return Contrast(**values, weights=weights, sides=(cells["arm"], cells["baseline"]), key="", is_stopped=False)
+    return Contrast(**values, weights=weights, sides=(cells["arm"], cells["baseline"]), key="")
 
 
 def _value(cell: str, kind: Any) -> Any:

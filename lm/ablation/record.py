@@ -82,7 +82,6 @@ class AblationRecord(Question):
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
     fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
-    stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
     begun: str = ""
     ended: str | None = None
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict
@@ -103,10 +102,6 @@ class AblationRecord(Question):
     def searches(self, arm: str) -> dict[tuple[tuple[str, float], ...], int]:
         """The settings of the trials of an arm, and the last search that each belongs to."""
         return {tuple(run.values.items()): run.search for run in self.of(TRIAL) if run.arm == arm}
-
-    def seeds_of(self, arm: str) -> list[int]:
-        """Of its pairs: fewer where it was stopped."""
-        return self.seeds[: self.futility] if arm in self.stopped else self.seeds
 
     def asked(self) -> list[str]:
         """The arms whose comparison answers the question: all, where none is primary."""

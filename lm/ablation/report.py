@@ -231,7 +231,7 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
                 "arm": name,
                 "budget": " and ".join(BUDGET_NAMES[budget] for budget in budgets),
                 "scores": [(runs[column].mean(), runs[column].std()) for column in RUN_METRICS],
-                "seeds": f"{len(runs)} of {len(results.record.seeds_of(name))}",
+                "seeds": f"{len(runs)} of {len(results.record.seeds)}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": steps,
                 "tokens": steps * arm.tokens_per_step,

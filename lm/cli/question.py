@@ -220,7 +220,7 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
         seeds, tuning_seeds = fresh[:n], fresh[n:]
         if len(tuning_seeds) < len(record.tune.seeds):
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
-    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None, "looks": []}
+    asked = question_of(record) | {"contrasts": {}, "minutes": None, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": f"{record.name[:32]}-confirm",

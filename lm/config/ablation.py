@@ -55,7 +55,6 @@ class Question:
     contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
-    futility: int | None = None  # seeds after which an arm that is asked about and not ahead is stopped; null: never
     minutes: float | None = None  # of all runs: as many of the seeds, and if these are few of the steps, as fit
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
@@ -158,8 +157,6 @@ class AblationConfig(Question):
         require(self.minutes is None or not looks, f"ablation.looks={looks}", "none beside ablation.minutes")
         is_long = self.minutes is None or 0 < self.minutes < math.inf
         require(is_long, f"ablation.minutes={self.minutes}", "more than 0")
-        is_early = self.futility is None or 1 <= self.futility < n
-        require(is_early, f"ablation.futility={self.futility}", f"a number of seeds from 1 on, fewer than all, {n}")
         for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
             own = {seed + offset for seed in self.seeds}
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))

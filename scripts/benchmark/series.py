@@ -14,7 +14,7 @@ import numpy as np
 
 from lm.ablation.statistics import Comparison, judge_family
 
-QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
+QUESTIONS, USEFUL, EFFECT, SEEDS = 100, 10, 2.0, 5
 MARGIN = 1e-9  # nothing is equivalent
 Answer = tuple[bool, int, float]  # whether a change is kept, runs of its arm, and the gain that is reported
 
@@ -33,17 +33,9 @@ def seeds(draw: Callable[[int], list[float]]) -> Answer:
     return judged(values).verdict == "better", SEEDS, -fmean(values)
 
 
-def stopped(draw: Callable[[int], list[float]]) -> Answer:
-    """Not gone on with if it is not ahead after FUTILITY seeds."""
-    values = draw(SEEDS)
-    if fmean(values[:FUTILITY]) >= 0:
-        return False, FUTILITY, 0.0
-    return judged(values).verdict == "better", SEEDS, -fmean(values)
-
-
 def confirmed(draw: Callable[[int], list[float]]) -> Answer:
-    """The same, and what is better is asked again on as many fresh seeds, which alone are reported."""
-    is_kept, n, _ = stopped(draw)
+    """What is better is asked again on as many fresh seeds, which alone are reported."""
+    is_kept, n, _ = seeds(draw)
     if not is_kept:
         return False, n, 0.0
     is_kept, again, gain = seeds(draw)
@@ -83,7 +75,6 @@ if __name__ == "__main__":
     for name, ask in {
         "one seed, keep the lower": each(once),
         f"{SEEDS} seeds": each(seeds),
-        f"{SEEDS} seeds, `futility={FUTILITY}`": each(stopped),
         "and `confirm`": each(confirmed),
     }.items():
         print(row(name, ask, repetitions), flush=True)
