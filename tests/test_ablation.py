@@ -173,7 +173,6 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
         ({"contrasts": {"it": gap}}, "contrasts.it.untied (before: null), contrasts.it.copied (before: null)"),
         ({"tune": TuneConfig(trials=2, **LR)}, "tune.trials (before: null)"),
         ({"seeds": [0, 1]}, "seeds (before: [0,1,2])"),
-        ({"minutes": 9.0}, "minutes (before: null)"),
     ]
     lab.run(**asked)
     for change, key in changes:

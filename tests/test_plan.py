@@ -11,7 +11,6 @@ from conftest import ROOT
 from lm.ablation.ablate import plan_json
 from lm.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import seconds_to_go
 from lm.ablation.statistics import minimum_detectable_effect
 from lm.ablation.warnings import plan_warnings
 from lm.cli.question import confirmation
@@ -111,7 +110,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
-        ({"minutes": 5.0}, ["max_minutes=1"], "max_minutes=1.0: expected null beside ablation.minutes"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["max_minutes=1"]}, [], "ablation.base: max_minutes=1.0: expected null"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
@@ -181,40 +179,18 @@ def steps_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.ablation.plan.time_steps", time_steps)
 
 
-def test_minutes_take_seeds_first_and_then_steps(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps_take(1.0, monkeypatch)
-    question: dict[str, Any] = {"seeds": [*range(8)]}
-    for minutes, seeds, has_all_steps in ((99, 8, True), (4, 6, True), (2, 5, False)):  # on two workers
-        plan = planner.plan(minutes=minutes, **question)
-        assert len(planner.steps[-1].record.seeds) == seeds
-        assert (plan.arms["untied"].steps["tokens"] == 30) == has_all_steps
-        assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes or minutes == 99
-    other = {"base": ["trainer.max_steps=8"], "budgets": ["tokens", "flops"]}
-    tuned = {"tune": TuneConfig(trials=9, factor=2.0, hyperparameters=["optim.lr"], seeds=[1000])}
-    for minutes, changes, seeds in ((5, other, 6), (9, tuned, 5)):
-        plan = planner.plan(minutes=minutes, **question | changes)
-        assert len(planner.steps[-1].record.seeds) == seeds
-        assert 0.8 * minutes < seconds_to_go(plan, planner.steps[-1])[1] / 60 <= minutes
-    plan = planner.plan(minutes=2, **question)
-    with pytest.raises(UserError, match=r"^ablation\.minutes=0\.1: expected .* or more, for 5 seeds"):
-        planner.plan(minutes=0.1, **question)
+def test_a_plan_in_numbers_says_what_would_be_detected(planner: Lab) -> None:
+    plan = planner.plan(seeds=[*range(5)])
     pairs: Any = SimpleNamespace(contrasts=[SimpleNamespace(sd=0.01, family="primary")])
     planned = plan_json(plan, planner.steps[-1], pairs)
-    assert (planned["runs"]["missing"], planned["fitted"]["of_seeds"]) == (10, 8)
+    assert planned["runs"]["missing"] == 10
     assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
 
 
 @pytest.mark.slow
-def test_what_has_fitted_into_minutes_holds_for_the_same_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_of_max_minutes_are_those_of_all_arms_and_seeds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
-    changes: list[tuple[int, list[str]]] = [(8, []), (8, []), (9, []), (8, ["trainer.max_steps=20"])]
-    fits = []
-    for second, (n, overrides) in zip((1.0, 2.0, 1.0, 1.0), changes, strict=True):
-        steps_take(second, monkeypatch)
-        results = lab.run(minutes=4, seeds=[*range(n)], overrides=overrides)
-        fits.append((len(results.record.seeds), results.record.fitted["steps"], results.record.fitted["of_seeds"]))
-    assert fits == [(6, 30, 8), (6, 30, 8), (6, 30, 9), (8, 20, 8)]
-    for second in (1.0, 2.0):  # as the steps of max_minutes do, which are those of all arms and seeds
+    for second in (1.0, 2.0):
         steps_take(second, monkeypatch)
         record = lab.run("max_minutes=0.2", folder="steps").record
         assert {run.steps for run in record.runs} == {12}

@@ -56,7 +56,7 @@ def ablate(
     executor = EXECUTORS[config.executor](config, folder)
     plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
     step = next_runs(plan)
-    if step.missing and plan.config.minutes is None:
+    if step.missing:
         time_steps([*plan.arms.values(), *filter(None, [plan.base])])
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
@@ -146,9 +146,6 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
     runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
-    if fitted := plan.record.fitted:
-        of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
-        runs += f", which fitted into {config.minutes:g} min when it was asked: {of}"
     if config.looks:
         runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
     lines = [config.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
@@ -186,6 +183,5 @@ def plan_json(plan: Plan, step: Step, results: Results) -> dict[str, Any]:
         "seconds": seconds_to_go(plan, step),
         "seeds": record.seeds,
         "steps": steps,
-        "fitted": record.fitted or None,
         "minimum_detectable": detectable,
     }

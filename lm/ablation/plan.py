@@ -23,7 +23,7 @@ from lm.ablation.contrasts import ENDED
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.ablation.results import RunReader, designs_seen, results_of
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
-from lm.config import RunConfig, UserError, require
+from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, differences
@@ -34,7 +34,6 @@ from lm.system.files import json_sha256
 from lm.training.init_from import check_start
 from lm.training.resolve import least_bytes, resolve
 
-FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
@@ -335,7 +334,6 @@ def make_plan(
                 check_start(arm.run, arm.vocab_size, base.model, base.head, base.data.seq_len)
     root = arms[ablation.root(ablation.baseline)]
     if (minutes := root.run.max_minutes) is not None:  # that of all arms
-        require(ablation.minutes is None, f"max_minutes={minutes}", "null beside ablation.minutes")
         if root.steps["own"] == NO_LIMIT:
             time_steps([root])
             root.steps["own"] = max(1, round(60 * minutes / root.seconds_per_step))
@@ -344,14 +342,6 @@ def make_plan(
     set_steps(ablation, arms)
     needed = max(least_bytes(resolve(arm.run, arm.vocab_size), arm.vocab_size) for arm in arms.values())
     workers = config.workers or default_workers(threads, needed)
-    fitted = dict[str, int]()
-    if ablation.minutes is not None:
-        time_steps([*arms.values(), *filter(None, [base_arm])])
-        fitted = _fit(ablation, arms, base_arm, earlier, workers)
-        ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
-        for arm in arms.values():
-            arm.steps["own"] = max(1, arm.steps["own"] * fitted["steps"] // fitted["of_steps"])
-        set_steps(ablation, arms)
     record = replace(
         earlier,
         **question_of(ablation),
@@ -364,49 +354,12 @@ def make_plan(
         ended=None,
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
-        fitted=fitted,
         threads=threads,
         workers=workers,
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
     return Plan(ablation, arms, base_arm, reader, record, earlier)
-
-
-def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:
-    """How many seeds, and steps of the baseline, take the minutes of a question: fewer seeds first, to FEW_SEEDS, then
-    fewer steps. An earlier answer to the same question holds: other timings would give its runs other names.
-
-    Raises UserError if there is no time for a tenth of the steps.
-    """
-    minutes, steps = float(config.minutes or 0), arms[config.root(config.baseline)].steps["own"]
-    asked = {"of_seeds": len(config.seeds), "of_steps": steps}
-    if record.minutes == minutes and asked.items() <= record.fitted.items():
-        return record.fitted
-    n_trials = config.tune.trials * len(config.tune.seeds)
-
-    def needed(n: int, share: float) -> float:
-        seconds = 0.0
-        for arm in arms.values():
-            lengths = [round(share * arm.steps[budget]) for budget in config.budgets]
-            seconds += n * sum(map(arm.seconds, {*lengths}))
-            seconds += n_trials * arm.seconds(lengths[0])
-        if base:
-            offsets = {config.seed_offsets.get(arm, 0) for arm in config.arms}
-            of_arms = {seed + offset for seed in config.seeds[:n] for offset in offsets}
-            bases = len(of_arms | ({*config.tune.seeds} if n_trials else set()))
-            seconds += bases * base.seconds(base.steps["own"])
-        return seconds / workers / 60
-
-    n, few = len(config.seeds), FEW_SEEDS
-    while n > few and needed(n, 1.0) > minutes:
-        n -= 1
-    least = needed(n, 0.0)
-    share = min(1.0, (minutes - least) / (needed(n, 1.0) - least))
-    if share < 0.1:
-        expected = f"{1.15 * needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"  # it varies
-        raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
-    return {"seeds": n, **asked, "steps": max(1, int(share * steps))}
 
 
 def now() -> str:

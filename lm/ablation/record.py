@@ -81,7 +81,6 @@ class AblationRecord(Question):
     pairs: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
-    fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
     begun: str = ""
     ended: str | None = None
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict

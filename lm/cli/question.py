@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from lm.ablation.record import BASE, FILE, AblationRecord, design_of, question_of, read_record
+from lm.ablation.record import FILE, AblationRecord, design_of, question_of, read_record
 from lm.cli.compose import compose, for_later
 from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
 from lm.cli.recipe import notes, replacing, values_of, with_recipe
@@ -206,9 +206,8 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
     root, steps = record.baseline, list[str]()
     while root in record.pairs:
         root = record.pairs[root]
-    if record.fitted or record.arms[root].settings.get("max_minutes"):  # the length that was counted there
+    if record.arms[root].settings.get("max_minutes"):  # the length that was counted there
         steps = [f"trainer.max_steps={record.arms[root].steps['own']}", "max_tokens=null", "max_minutes=null"]
-    of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     n, begun = len(record.seeds), read_record(folder) if (folder / FILE).exists() else None
     overrides = {arm: record.arms[arm].overrides for arm in arms}
@@ -220,7 +219,7 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
         seeds, tuning_seeds = fresh[:n], fresh[n:]
         if len(tuning_seeds) < len(record.tune.seeds):
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
-    asked = question_of(record) | {"contrasts": {}, "minutes": None, "looks": []}
+    asked = question_of(record) | {"contrasts": {}, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": f"{record.name[:32]}-confirm",
@@ -228,7 +227,7 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
         "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base and [*record.base, *of_base],
+        "base": record.base,
         "overrides": [*record.common, *record.overrides, *steps],
     }
 

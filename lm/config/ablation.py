@@ -55,7 +55,6 @@ class Question:
     contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
-    minutes: float | None = None  # of all runs: as many of the seeds, and if these are few of the steps, as fit
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
@@ -154,9 +153,6 @@ class AblationConfig(Question):
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
         require(is_plan, f"ablation.looks={looks}", expected)
-        require(self.minutes is None or not looks, f"ablation.looks={looks}", "none beside ablation.minutes")
-        is_long = self.minutes is None or 0 < self.minutes < math.inf
-        require(is_long, f"ablation.minutes={self.minutes}", "more than 0")
         for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
             own = {seed + offset for seed in self.seeds}
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
