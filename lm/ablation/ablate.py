@@ -58,7 +58,7 @@ def ablate(
     step = next_runs(plan)
     if step.missing:
         time_steps([*plan.arms.values(), *filter(None, [plan.base])])
-    if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
+    if not config.plan_only and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     results = results_of(step.record, plan.reader)
     on_plan(plan, step, results)

@@ -165,7 +165,7 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
 
 
 def lost_to_new_code(plan: Plan, step: Step) -> str:
-    """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
+    """Return in words how many finished runs of an ablation that has ended other code or text would make again."""
     before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
     if not (before.ended or before.designs_seen) or before.tune != plan.config.tune or not step.missing:
         return ""
@@ -179,9 +179,10 @@ def lost_to_new_code(plan: Plan, step: Step) -> str:
     if not changed:
         return ""
     arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
+    origin = "install the version of lm" if what == "code" else f"use the {what}"
     return (
         f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
-        "since; report.py still shows their verdict; to make them again here: code=new, elsewhere: another output_dir="
+        f"since; name another output_dir=DIR, or {origin} that made them"
     )
 
 

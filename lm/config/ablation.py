@@ -208,7 +208,6 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
-    code: str | None = None  # new: make the finished runs again that other code made
     plan_only: bool = False  # show what would be run, and run nothing
     report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
@@ -223,7 +222,6 @@ class AblateConfig:
         expand_paths("", self, "output_dir", "confirm")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
-        require(self.code in (None, "new"), f"code={self.code}", "new, or no such key")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
 
 
