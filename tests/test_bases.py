@@ -1,20 +1,16 @@
 """Arms that continue trained models: one for each seed, trained first by the ablation itself, or one that is given."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lm.formats.base import read_base
-from lm.lab.ablation.executors import EXECUTORS
-from lm.lab.ablation.record import write_record
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.settings import TuneConfig
-from lm.lab.commands.question import confirmation
 from lm.training.train import train
-from tests.helpers.ablations import Lab, instant, losses, plan_in_a_moment
+from tests.helpers.ablations import Lab, losses, plan_in_a_moment
 from tests.helpers.runs import composed, result
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
@@ -68,17 +64,6 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
     assert losses(lab.run(**plan)) == losses(first)
     assert [name.rpartition("-")[0] for name in lab.results("bases")] == ["base-seed0"]
     assert {name for name in cells if cells[name] != lab.results()[name]} == {Path(lost).name}
-
-
-@pytest.mark.slow
-def test_a_confirmation_of_shorter_arms_keeps_the_length_of_its_base(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 1.0))
-    record = replace(lab.run().record, fitted={"steps": 3})  # as ablation.minutes cuts the steps of arms, not of bases
-    record.arms[record.baseline].steps["own"] = 3
-    write_record(record, lab.out)
-    asked = confirmation(lab.out, [], lab.root / "again")
-    assert asked["overrides"][-3:] == ["trainer.max_steps=3", "max_tokens=null", "max_minutes=null"]
-    assert asked["base"][-1] == f"trainer.max_steps={record.of('base')[0].steps}"
 
 
 @pytest.mark.slow

@@ -95,7 +95,6 @@ REFUSED = {  # a command line -> what its one line of error names
     "report run_dir=. output_dir=.": "output_dir",
     "report rows=absent.csv": "rows=absent.csv: no such file",
     "report output_dir=. margin=1": "margin=1.0: expected rows=FILE.csv",
-    "report ledger=none.csv": "none.csv: no such file",
     "ablate ablation.overrides=[seed=1]": """'key=["head=untied"]'""",
     "ablate -m seed=1,2": "-m",
     "ablate model.dropout=0,0.1 optim.lr=0.1,0.2": "several settings",

@@ -201,16 +201,6 @@ def test_an_arm_that_has_no_weight_does_not_count() -> None:
     assert combine_regrets({"a": 1, "b": -1}, regrets) is None
 
 
-def test_an_arm_that_was_stopped_is_undecided_and_stays_in_its_family() -> None:
-    alone = contrasts(runs(LOSSES), primary=["c"]).loc["c"]
-    frame = contrasts(runs(LOSSES), stopped=["b"], futility=2)
-    row = frame.loc["b"]
-    assert (row.verdict, row.undecided_by, row.seeds, row.lost_seeds) == ("undecided", "futility", [0, 1], [])
-    assert "stopped (not ahead after 2 seeds): 4.4 % lower" in row.sentence
-    assert (frame.loc["c"].p_adjusted, row.p_adjusted) == (2 * alone.p, 1.0)
-    assert "after 1 seed): 4.9 % lower" in contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"].sentence
-
-
 def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:
     regrets = {"a": Regret(0.01, 1e-4, 5), "b": Regret(0.03, 2e-4, 5)}
     frame = contrasts(runs(LOSSES), regrets)

@@ -1,12 +1,10 @@
-"""Published numbers: verdicts on the studies under docs/ follow from their rows, figures of recipes from new seeds."""
+"""Published numbers: contrasts of the studies under docs/ follow from their rows, figures of recipes from new seeds."""
 
 import csv
 import json
 import re
 import shlex
-from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -20,46 +18,40 @@ from scipy import stats
 
 from lm.cli.compose import compose
 from lm.cli.summaries import sweep
-from lm.config import RunConfig
-from lm.config.identity import config_hash, flat
-from lm.lab.ablation.contrasts import Contrast, decimals
-from lm.lab.ablation.record import EARLIER, read_record, write_record
-from lm.lab.ablation.response_surface import combine_regrets
-from lm.lab.ablation.results import read_results
+from lm.config import UserError
+from lm.config.identity import config_hash
+from lm.lab.ablation.contrasts import compare_arms, decimals
+from lm.lab.ablation.record import AblationRecord, ArmRecord, read_record
+from lm.lab.ablation.report import plain
 from lm.lab.ablation.settings import METRICS, AblateConfig
-from lm.lab.ablation.statistics import TuningVariance
-from lm.lab.commands.question import compose_arms
+from lm.lab.results import contrasts
 from tests.helpers.runs import composed
 
 CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"
 STUDIES = sorted(str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json"))
-EDGES = {  # arms whose loss still fell, by more than the margin per factor, at the last value that was tried
-    "own_text": {"plain", "decay", "best", "ema", "documents", "untied"},
-    "tying_broken": {"broken"},
-}
-TUNED = {"recipe", "tying_broken", "own_text"} | {  # with enough trials to know their noise
-    f"tying/{name}"
-    for name in ("main", "small", "longer_tuned", "adamw", "adamw_longer", "vocab_512", "vocab_8192", "shakespeare")
-}
 
 
 # --- studies
 
 
-class Posterior:
-    """The distribution of a true mean, given differences and the variance that tuning adds."""
+def published(name: str) -> list[dict[str, Any]]:
+    """The rows of contrasts.csv."""
+    with open(DOCS / name / "contrasts.csv", newline="") as file:
+        return [*csv.DictReader(file)]
 
-    def __init__(self, values: list[float], tuning: TuningVariance | None) -> None:
-        of_seeds, of_tuning = stats.sem(values) ** 2, tuning.variance if tuning else 0.0
-        total = of_seeds + of_tuning
-        self.df = total**2 / (of_seeds**2 / (len(values) - 1) + of_tuning**2 / (tuning.df if tuning else 1))
-        self.t = stats.t(self.df, np.mean(values), total**0.5)
 
-    def p_of_zero(self) -> float:
-        return float(2 * min(self.t.cdf(0), self.t.sf(0)))
+def reported(name: str) -> pd.DataFrame:
+    """The rows of results.csv that verdicts rest on."""
+    table = pd.read_csv(DOCS / name / "results.csv")
+    return table[table.purpose == "reported"]
 
-    def p_outside(self, margin: float) -> float:
-        return float(max(self.t.cdf(-margin), self.t.sf(margin)))
+
+UNTUNED = [  # with one budget
+    name
+    for name in STUDIES
+    if len({row["budget"] for row in published(name)}) == 1
+    and "trial" not in set(pd.read_csv(DOCS / name / "results.csv").purpose)
+]
 
 
 def rejected(ps: dict[Any, float]) -> set[Any]:
@@ -69,64 +61,83 @@ def rejected(ps: dict[Any, float]) -> set[Any]:
     return {*keys[:first_kept]}
 
 
-def pairs_of(table: pd.DataFrame, contrast: Contrast, metric: str) -> tuple[tuple[str, ...], list[float]]:
-    """The runs that a contrast rests on, and its paired differences."""
-    rows = table[table.budgets.str.contains(rf"\b{contrast.budget}\b")]
-    pairs = rows[rows.arm == contrast.arm].merge(rows[rows.arm == contrast.baseline], on="seed")
-    return tuple(sorted([*pairs.run_dir_x, *pairs.run_dir_y])), [*(pairs[f"{metric}_x"] - pairs[f"{metric}_y"])]
+def differences(table: pd.DataFrame, row: dict[str, Any]) -> list[float]:
+    """The paired differences that a contrast rests on."""
+    done = table[table.budgets.str.contains(rf"\b{row['budget']}\b") & (table.status == "done")]
+    pairs = done[done.arm == row["arm"]].merge(done[done.arm == row["baseline"]], on="seed")
+    return [*(pairs[f"{row['metric']}_x"] - pairs[f"{row['metric']}_y"])]
+
+
+def test_all_studies_are_frozen() -> None:
+    assert len(STUDIES) == len([*DOCS.rglob("contrasts.csv")]) == 22
+    frame = contrasts(DOCS)
+    rows = [row for name in STUDIES for row in published(name)]
+    assert [*frame.sentence] == [row["sentence"] for row in rows]
+    assert [*frame.p.dropna()] == [float(row["p"]) for row in rows if row["p"]]
+    with pytest.raises(UserError, match="is a study that is frozen as published"):
+        read_record(DOCS / STUDIES[0])
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_what_is_said_of_a_study_follows_from_its_rows(name: str) -> None:
-    results, table = read_results(DOCS / name), pd.read_csv(DOCS / name / "results.csv")
-    record, table = results.record, table[(table.purpose == "reported") & (table.status == "done")]
-    lower_is_better, margin = METRICS[record.metric][0], record.equivalence_margin
+def test_published_contrasts_follow_from_the_rows(name: str) -> None:
+    """An interval also counts the noise of tuning, which is read from contrasts.csv."""
+    table = reported(name)
+    for row in published(name):
+        values = differences(table, row)
+        assert json.loads(row["differences"]) == pytest.approx(values)
+        if len(values) < 2:
+            assert row["verdict"] == "undecided"
+            continue
+        error = (stats.sem(values) ** 2 + float(row["tuning_sd"]) ** 2) ** 0.5
+        t = stats.t(float(row["df"]), np.mean(values), error)
+        numbers = [float(row[key]) for key in ("mean_difference", "ci_low", "ci_high", "p")]
+        p = 2 * min(t.cdf(0), t.sf(0))
+        assert numbers == pytest.approx([t.mean(), *t.interval(0.95), p])
+        for words in (row["verdict"], f"{abs(t.mean()):.{decimals(float(row['equivalence_margin']))}f}"):
+            assert words in row["sentence"]
+
+
+@pytest.mark.parametrize("name", UNTUNED)
+def test_an_untuned_study_is_judged_as_it_was_published(name: str) -> None:
+    """The program judges the rows of results.csv anew, and so does scipy."""
+    rows, table = published(name), reported(name)
+    record = record_of(name, rows, table)
+    runs = table.assign(budget=rows[0]["budget"], is_own_failure=table.status == "failed")
+    for contrast, row in zip(compare_arms(record, runs, {}), rows, strict=True):
+        again = {key: plain(value) for key, value in contrast.row().items() if key in row}
+        as_text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in again.items()}
+        assert {key: "" if value == "null" else value for key, value in as_text.items()} == {
+            key: row[key] for key in again
+        }
     for is_primary in (False, True):
-        family, posteriors = [], {}
-        for contrast in (contrast for contrast in results.contrasts if contrast.primary == is_primary):
-            runs, values = pairs_of(table, contrast, record.metric)
-            tuning = combine_regrets({contrast.arm: 1, contrast.baseline: -1}, results.regrets)
-            assert contrast.differences == pytest.approx(values)
-            assert (contrast.tuning_sd > 0) == (name in TUNED)
-            if len(values) > 1:
-                posteriors[runs] = Posterior(values, tuning)
-                family.append((runs, contrast))
-            else:
-                assert contrast.verdict == "undecided"
-        different = rejected({runs: posterior.p_of_zero() for runs, posterior in posteriors.items()})
-        equivalent = rejected({runs: posterior.p_outside(margin) for runs, posterior in posteriors.items()})
-        for runs, contrast in family:
-            t, df = posteriors[runs].t, posteriors[runs].df
-            numbers = (contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.df)
-            assert numbers == pytest.approx((t.mean(), *t.interval(0.95), df))
-            direction = "better" if (t.mean() < 0) == lower_is_better else "worse"
-            verdict = "equivalent" if runs in equivalent else direction if runs in different else "undecided"
-            arms = {"better": {contrast.baseline}, "worse": {contrast.arm}}.get(verdict, {*contrast.ended})
-            if arms & EDGES.get(name, set()):  # what may gain from more search is not beaten
-                assert contrast.undecided_by == "edge"
-                verdict = "undecided"
-            assert contrast.verdict == verdict or contrast.diverged
-            size = f"{abs(t.mean()):.{decimals(margin)}f}"
-            for arm in (contrast.arm, contrast.baseline):  # by its name, or by the value that makes it
-                value = "".join(record.arms[arm].overrides[-1:]).partition("=")[2]
-                assert arm in contrast.sentence or (value and value in contrast.sentence)
-            for words in (contrast.verdict, size, f"{contrast.n_seeds} seeds"):
-                assert words in contrast.sentence
+        family = {i: differences(table, row) for i, row in enumerate(rows) if (row["primary"] == "true") == is_primary}
+        family = {i: values for i, values in family.items() if len(values) > 1}
+        ts = {i: stats.t(len(values) - 1, np.mean(values), stats.sem(values)) for i, values in family.items()}
+        different = rejected({i: 2 * min(t.cdf(0), t.sf(0)) for i, t in ts.items()})
+        margin = record.equivalence_margin
+        equivalent = rejected({i: max(t.cdf(-margin), t.sf(margin)) for i, t in ts.items()})
+        for i, t in ts.items():
+            direction = "better" if (t.mean() < 0) == METRICS[record.metric][0] else "worse"
+            verdict = "equivalent" if i in equivalent else direction if i in different else "undecided"
+            assert rows[i]["verdict"] == verdict or json.loads(rows[i]["diverged"])
 
 
-def test_records_that_are_read_and_written_stay_the_same_but_for_what_was_removed(tmp_path: Path) -> None:
-    for name in STUDIES:
-        record = read_record(DOCS / name)
-        write_record(record, tmp_path)
-        assert read_record(tmp_path) == record, name
-        before, after = (json.loads((path / "ablation.json").read_text()) for path in (DOCS / name, tmp_path))
-        changed = {"runs", "trials", "contrasts", "tune", "analyses", *(key.partition(".")[0] for key in EARLIER)}
-        unchanged = before.keys() - changed
-        assert {arm.pop("copied") for arm in after["arms"].values()} == {0.0}, "what a record had not"
-        assert {key: after[key] for key in unchanged} == {key: before[key] for key in unchanged}, name
-        assert after["pairs"] == before["contrasts"], name
-        names = {run["run_dir"] for run in before["runs"]} | {run for t in before["trials"] for run in t["run_dirs"]}
-        assert {run.run_dir for run in record.runs} == names, name
+def record_of(name: str, rows: list[dict[str, Any]], table: pd.DataFrame) -> AblationRecord:
+    """What a verdict needs to know beside the rows. The committed record says only how arms are called."""
+    arms = json.loads((DOCS / name / "ablation.json").read_text())["arms"]
+    sizes = table.groupby("arm")[["n_params", "flops_per_token"]].max().fillna(0).astype(int).to_dict("index")
+    return AblationRecord(
+        name="study",
+        question=rows[0]["question"],
+        arms={arm: ArmRecord(overrides=arms[arm]["overrides"], **sizes[arm]) for arm in arms},
+        baseline=rows[0]["baseline"],
+        pairs={row["arm"]: row["baseline"] for row in rows},
+        primary=[row["arm"] for row in rows if row["primary"] == "true"],
+        seeds=sorted(map(int, set(table.seed))),
+        metric=rows[0]["metric"],
+        equivalence_margin=float(rows[0]["equivalence_margin"]),
+        budgets=[rows[0]["budget"]],
+    )
 
 
 @pytest.mark.slow
@@ -165,21 +176,14 @@ OTHERS = sorted({*STUDIES} - APART - {*IN_CI})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
-def test_the_command_that_the_page_gives_asks_for_the_runs_of_the_study(name: str) -> None:
-    """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""
+def test_the_command_that_the_page_gives_asks_for_the_arms_and_seeds_of_the_study(name: str) -> None:
     words = shlex.split(COMMANDS[name])
     of_ablation = [word for word in words if word.lstrip("+~").startswith("ablation")]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("ablate", [*of_ablation, "ablation.name=any"], AblateConfig)
-        others = [word for word in words if word not in of_ablation]
-        runs = compose_arms(config.ablation, others, lambda words: compose("train", words, RunConfig))
-    record = read_record(DOCS / name)
-    assert (runs.keys(), config.ablation.seeds) == (record.arms.keys(), record.seeds)
-    for arm, run in runs.items():
-        removed = {"trainer.profiler": None}
-        settings = removed | flat(asdict(run) | {"logger": {}}) | record.arms[arm].matched
-        different = {key for key, value in record.arms[arm].settings.items() if settings[key] != value}
-        assert different <= {"threads", "trainer.enable_progress_bar", "data.cache_dir"}
+        config = compose("ablate", [*of_ablation, "ablation.name=any"], AblateConfig).ablation
+    table = reported(name)
+    assert (config.arms.keys(), {*config.seeds}) == ({*table.arm}, {*table.seed})
+    assert config.pairs() == {row["arm"]: row["baseline"] for row in published(name)}
 
 
 # --- figures of recipes

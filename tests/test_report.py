@@ -16,6 +16,7 @@ from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import curve_table, read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings
 from lm.lab.report.figures import line_styles
+from lm.system.files import read_csv
 from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
@@ -121,12 +122,17 @@ def test_what_weakens_a_verdict_stands_below_it(tmp_path: Path) -> None:
         for path in STUDIES
     ],
 )
-def test_a_committed_study_renders_from_its_rows_alone(study: Path, tmp_path: Path) -> None:
+def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen(study: Path, tmp_path: Path) -> None:
     path = tmp_path / study.name
     shutil.copytree(study, path)
+    (path / "ablation.json").write_text("of an earlier version")
     write_report(read_results(path))
-    assert Page(path).headings[0] == numbers(path)["question"]
-    for name in ("results.csv", "curves.csv"):
+    page, rows = Page(path), read_csv(path / "contrasts.csv")
+    assert page.headings[0] == numbers(path)["question"] == rows[0]["question"]
+    assert "The contrasts of this study are frozen as published." in page.text
+    assert [row["sentence"] for row in numbers(path)["contrasts"]] == [row["sentence"] for row in rows]
+    assert len(page.tables[1]) == 1 + sum(row["budgets"] != "" for row in rows)
+    for name in ("results.csv", "curves.csv", "contrasts.csv"):
         assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
 
 

@@ -15,24 +15,33 @@ from conftest import HEADS, ROOT, WHOLE_RESULT
 
 from lm.config import RunConfig, UserError
 from lm.lab.ablation.executors import describe_exit_code
-from lm.lab.ablation.record import RunFiles
+from lm.lab.ablation.frozen import read_frozen
+from lm.lab.ablation.record import RunFiles, write_record
 from lm.lab.ablation.report import results_frame
 from lm.lab.ablation.results import read_results
+from lm.lab.ablation.settings import TuneConfig
 from lm.lab.results import contrasts, curves, runs, trials
+from lm.system.files import read_csv
 from tests.helpers.ablation_folder import write_run_dir
 
 STUDIES = ROOT / "docs/studies"
-FILES = ("ablation.json", "results.csv", "curves.csv")
 SEEDS = [0, 1, 2, 3, 4]
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A committed ablation of two arms and five seeds, tuned, without the folders of its runs."""
-    path = tmp_path / "top/study"
+    """An ablation of two arms and five seeds, tuned, without the folders of its runs."""
+    path, source = tmp_path / "top/study", STUDIES / "tying_broken"
     path.mkdir(parents=True)
-    for name in FILES:
-        shutil.copy(STUDIES / "tying_broken" / name, path)
+    for name in ("results.csv", "curves.csv"):
+        shutil.copy(source / name, path)
+    record, _ = read_frozen(source, read_csv(source / "results.csv"))
+    record.tune = TuneConfig(trials=5, seeds=[1000], hyperparameters=["optim.lr"])
+    for arm in record.arms.values():
+        arm.steps = {"own": 400, "tokens": 400}
+        arm.identity = {"source_hash": "s" * 64}
+        arm.settings = {"validation.every": 100, "head.untie_at": None, "optim.betas": [0.8, 0.95]}
+    write_record(record, path)
     return path
 
 
@@ -82,8 +91,7 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
     assert frame.groupby("arm").trial.apply(list).to_dict() == {"tied": SEEDS, "broken": SEEDS}
     assert frame.score.tolist() == frame.val_loss.tolist()  # one tuning seed
     assert set(frame.seed) == {1000}
-    planned = json.loads((study / "ablation.json").read_text())["trials"]
-    assert frame["optim.lr"].tolist() == [trial["values"]["optim.lr"] for trial in planned]
+    assert frame["optim.lr"].tolist() == table["optim.lr"].tolist()
     edit(study / "results.csv", lambda rows: rows[rows.run_dir != frame.run_dir[0]])
     assert trials(study).score.isna().tolist() == [True] + [False] * 9
     untuned = trials(STUDIES / "tying/longer")
@@ -265,4 +273,4 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     last = points.merge(rows[rows.purpose == "reported"], on="run_dir").query("step == 1600").groupby("arm")["val/loss"]
     assert names["gap"]["mean"][1600 * 1024] == pytest.approx(last.mean().untied - last.mean().tied)
     exec(table, names)
-    assert set(names["table"]["tokenizer.vocab_size"]) == {512, 2048, 8192}
+    assert {"main", "vocab_512", "vocab_8192"} <= set(names["table"]["ablation"])

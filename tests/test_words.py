@@ -171,7 +171,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "report books": "output_dir=books",
     "ablate": "lm-lab ablate ablation=smoke",
     "ablate --config-dir mine": "lm-lab ablate ablation=smoke",
-    "ablate head=tied,untied minutes=1 my.txt": "ablation.minutes=1",
+    "ablate head=tied,untied minutes=1 my.txt": "max_minutes=1",
     "ablate tied untied": "head=tied,untied",
     "ablate head=tied my.txt": "head=tied: is one value",
     "ablate smoke": "ablation=smoke",

@@ -8,7 +8,6 @@ from lm.config.model import CLASSES
 WORDS = {
     "trainer.max_steps": "step steps iter iters iterations max_iters max_iterations num_iterations num_steps n_steps"
     " train_steps training_steps total_steps num_train_steps updates",
-    "ablation.minutes": "minutes mins hours time max_time time_limit",
     "max_minutes": "minutes mins hours time max_time time_limit",
     "max_tokens": "tokens n_tokens num_tokens train_tokens total_tokens",
     "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",

@@ -9,7 +9,7 @@ from typing import Any
 from lm.config.run import RunConfig
 
 # What a command is to do once: never saved, so that no later command does it again.
-VERBS = ("checkpoint.resume", "data.verify", "code", "report")
+VERBS = ("checkpoint.resume", "data.verify", "report")
 # All that changes a number of a run, beside the hashes of its text and its tokenizer: whole groups, and settings.
 DECIDING = (
     *("model", "head", "optim", "loss", "compile", "seed", "max_minutes", "init_sha256", "init_tied_matrix"),

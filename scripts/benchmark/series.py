@@ -12,10 +12,9 @@ from statistics import fmean
 
 import numpy as np
 
-from lm.lab.ablation.ledger import ASKED, COLUMNS, ENDED, series
 from lm.lab.ablation.statistics import Comparison, judge_family
 
-QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
+QUESTIONS, USEFUL, EFFECT, SEEDS = 100, 10, 2.0, 5
 MARGIN = 1e-9  # nothing is equivalent
 Answer = tuple[bool, int, float]  # whether a change is kept, runs of its arm, and the gain that is reported
 
@@ -34,35 +33,13 @@ def seeds(draw: Callable[[int], list[float]]) -> Answer:
     return judged(values).verdict == "better", SEEDS, -fmean(values)
 
 
-def stopped(draw: Callable[[int], list[float]]) -> Answer:
-    """Not gone on with if it is not ahead after FUTILITY seeds."""
-    values = draw(SEEDS)
-    if fmean(values[:FUTILITY]) >= 0:
-        return False, FUTILITY, 0.0
-    return judged(values).verdict == "better", SEEDS, -fmean(values)
-
-
 def confirmed(draw: Callable[[int], list[float]]) -> Answer:
-    """The same, and what is better is asked again on as many fresh seeds, which alone are reported."""
-    is_kept, n, _ = stopped(draw)
+    """What is better is asked again on as many fresh seeds, which alone are reported."""
+    is_kept, n, _ = seeds(draw)
     if not is_kept:
         return False, n, 0.0
     is_kept, again, gain = seeds(draw)
     return is_kept, n + again, gain
-
-
-def asked_in_series(rng: np.random.Generator) -> list[Answer]:
-    """The verdicts of `report ledger=true` on questions that may be stopped."""
-    answers, rows = list[tuple[Comparison, int]](), list[dict[str, str]]()
-    for i in range(QUESTIONS):
-        values = draws(rng, i)(SEEDS)
-        is_ahead = fmean(values[:FUTILITY]) < 0
-        tested = judged(values) if is_ahead else judge_family({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
-        answers.append((tested, SEEDS if is_ahead else FUTILITY))
-        line = dict.fromkeys(COLUMNS, "") | {"comparison": str(i), "event": ASKED}
-        rows += [line, line | {"event": ENDED, "verdict": tested.verdict, "p": repr(tested.p)}]
-    verdicts = series(rows)["series_verdict"]
-    return [(v == "better", n, -(t.mean_difference or 0.0)) for v, (t, n) in zip(verdicts, answers, strict=True)]
 
 
 def draws(rng: np.random.Generator, i: int) -> Callable[[int], list[float]]:
@@ -98,8 +75,6 @@ if __name__ == "__main__":
     for name, ask in {
         "one seed, keep the lower": each(once),
         f"{SEEDS} seeds": each(seeds),
-        f"{SEEDS} seeds, `futility={FUTILITY}`": each(stopped),
         "and `confirm`": each(confirmed),
-        "and `report ledger=true` instead": asked_in_series,
     }.items():
         print(row(name, ask, repetitions), flush=True)

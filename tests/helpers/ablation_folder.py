@@ -69,7 +69,8 @@ def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
             write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
         else:
             write_run(path / name, arm, 1000, loss, 400)
-        trials.append({"arm": arm, "searches": [0], "values": values, "run_dirs": [name]})
+        about = {"purpose": "trial", "arm": arm, "seed": 1000, "steps": 400, "search": 0}
+        trials.append(about | {"values": values, "run_dir": name})
     return trials
 
 
@@ -98,15 +99,15 @@ def make(
     **record: Any,
 ) -> Path:
     """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
-    steps = {
-        arm: {"own": 1000, "tokens": 1000, "time": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS
-    }
+    steps = {arm: {"own": 1000, "tokens": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS}
+    values = {arm: dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {} for arm in ARMS}
     runs: dict[str, dict[str, Any]] = {}
     for arm in ARMS:
         for budget in budgets:
             for seed in seeds:
                 run_dir = f"cells/{arm}-seed{seed}-{steps[arm][budget]}"
-                new = {"arm": arm, "seed": seed, "budgets": [], "run_dir": run_dir, "steps": steps[arm][budget]}
+                new = {"purpose": "reported", "arm": arm, "seed": seed, "budgets": [], "run_dir": run_dir}
+                new |= {"steps": steps[arm][budget], "values": values[arm]}
                 runs.setdefault(run_dir, new)["budgets"].append(budget)
     for run in runs.values():
         if done(run["arm"], run["seed"]):
@@ -115,7 +116,7 @@ def make(
         arm: {
             "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
             "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
-            "tuned": dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {},
+            "tuned": values[arm],
             "centre": dict(zip(KNOBS[arm], (0.003, 0.004), strict=False)) if tuned else {},
             "steps": steps[arm],
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
@@ -126,12 +127,12 @@ def make(
     }
     content: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?", "baseline": "tied"}
     content |= {"seeds": [*seeds], "budgets": [*budgets], "equivalence_margin": 0.01, "primary": [*ARMS][1:3]}
-    content |= {"contrasts": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
+    content |= {"pairs": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
     content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": [*runs.values()]}
     content |= {"tune": {"trials": 6 if tuned else 0, "seeds": [1000]}, "begun": "2026-01-31 12:00+00:00"}
     content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'", "machine": "Linux x86_64, 0 GPUs"}
     if tuned:
-        content["trials"] = [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]
+        content["runs"] += [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]
     write(path / "ablation.json", content | record)
     if report:
         write_report(read_results(path))

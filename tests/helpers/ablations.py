@@ -62,14 +62,11 @@ class Lab:
     def overrides(self) -> list[str]:
         return [*SMALL, *self.common, f"data.path={self.text}", f"data.cache_dir={self.root / 'cache'}"]
 
-    def run(
-        self, *typed: str, folder: str = "out", plan_only: bool = False, code: str | None = None, **changes: Any
-    ) -> Results:
+    def run(self, *typed: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Results:
         """What ablate.py does with a question that has these changes and with overrides that are typed."""
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
-        options |= {"ledger": str(self.root / "ledger.csv"), "code": code}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
         base = compose_base(ablation, list(typed), runs, _compose)

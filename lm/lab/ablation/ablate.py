@@ -1,15 +1,13 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
 import math
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tqdm import tqdm
@@ -18,7 +16,6 @@ from lm.config import RunConfig, UserError
 from lm.lab.ablation.arms import time_steps
 from lm.lab.ablation.contrasts import level_of
 from lm.lab.ablation.executors import EXECUTORS, execute
-from lm.lab.ablation.ledger import asked_before, read_ledger, record_asked, record_ended
 from lm.lab.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.lab.ablation.record import (
     BASE,
@@ -54,16 +51,14 @@ def ablate(
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
     anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
-    folder, ledger = Path(config.output_dir) if config.output_dir else default_dir(config), Path(config.ledger)
+    folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     executor = EXECUTORS[config.executor](config, folder)
     plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
-    earlier = plan.before.asked_before or asked_before(ledger, plan, before is None, config.confirm)
-    plan = replace(plan, record=replace(plan.record, asked_before=earlier))
     step = next_runs(plan)
-    if step.missing and plan.config.minutes is None:
+    if step.missing:
         time_steps([*plan.arms.values(), *filter(None, [plan.base])])
-    if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
+    if not config.plan_only and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     results = results_of(step.record, plan.reader)
     on_plan(plan, step, results)
@@ -72,54 +67,27 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        record_asked(ledger, plan)
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
         if is_done and (not config.report or (folder / "report.html").exists()):
-            record_ended(ledger, plan, results)
             return results  # nothing else to do; `report` draws the report again
         progress = _Progress(plan, config.report)
-        others = {folder.resolve(), *(Path(row["folder"]).resolve() for row in read_ledger(ledger))}
-        # what is gone of these is made anew
-        had_ended = {run.run_dir for run in before.runs} if before and before.ended else set()
         write_record(step.record, folder)
         tried = set[str]()  # a run that failed is tried again by the next call
         while todo := [run for run in step.todo if run.run_dir not in tried]:
             tried |= {run.run_dir for run in todo}
-            made = [run for run in todo if run.run_dir in had_ended or not _take_over(run, others)]
-            if n := len(todo) - len(made):
-                progress.say(f"{n} finished run{'s' * (n > 1)} of the series taken over")
-            with progress.begin(step, made) as bar:
-                execute(made, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
+            with progress.begin(step, todo) as bar:
+                execute(todo, executor, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
             step = next_runs(plan)
             write_record(step.record, folder)
         results = results_of(replace(step.record, ended=now()), plan.reader)
         if config.report:
             write_report(results)
-        record_ended(ledger, plan, results)
         write_record(results.record, folder)  # last: from now on nothing is left to do
         return results
 
 
-def _take_over(run: RunSpec, folders: Collection[Path]) -> bool:
-    """Link the files of the run from an ablation of the series that has finished it under the same hash.
-
-    Its own folder is one of them, for the arm may have had another name.
-    """
-    kind, name = run.run_dir.split("/")
-    copy = run.files.run_dir.parents[1] / ".partial"
-    shutil.rmtree(copy, ignore_errors=True)  # of a killed process
-    results = (path for folder in folders for path in folder.glob(f"{kind}/*{name.removeprefix(run.arm)}/result.json"))
-    for path in results if not run.files.run_dir.exists() else ():  # else it has begun here
-        with suppress(OSError):  # of another file system
-            shutil.copytree(path.parent, copy, copy_function=os.link)
-            run.files.run_dir.parent.mkdir(exist_ok=True)
-            copy.rename(run.files.run_dir)
-            return True
-    return False
-
-
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
-    keys = (*question_of(record), "pairs", "runs", "stopped")
+    keys = (*question_of(record), "pairs", "runs")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 
@@ -133,8 +101,7 @@ class _Progress:
 
     def begin(self, step: Step, todo: list[RunSpec]) -> Any:
         """The bar of these runs."""
-        self.step = replace(step, missing=[run for run in step.missing if self.plan.is_missing(run)])  # not taken over
-        self.steps_ended, self.n_runs = 0, self.n_ended + len(self.step.missing)
+        self.step, self.steps_ended, self.n_runs = step, 0, self.n_ended + len(step.missing)
         total = sum(run.steps for run in todo)
         return tqdm(total=total, desc=self.plan.config.name, unit="step", leave=False, disable=None)
 
@@ -179,9 +146,6 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
     runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
-    if fitted := plan.record.fitted:
-        of = "{seeds} of {of_seeds} seeds, {steps:,} of {of_steps:,} steps".format(**fitted)
-        runs += f", which fitted into {config.minutes:g} min when it was asked: {of}"
     if config.looks:
         runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
     lines = [config.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
@@ -205,20 +169,19 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
     return printable("\n".join(lines))
 
 
-def plan_json(plan: Plan, step: Step, sd: tuple[float, str] | None) -> dict[str, Any]:
-    """The plan in numbers; `sd` is that of a difference, as it was measured, and the folder of its pairs."""
+def plan_json(plan: Plan, step: Step, results: Results) -> dict[str, Any]:
+    """Return the plan in numbers. The minimum detectable difference is by the pairs that have finished."""
     record, n = step.record, len(step.record.seeds)
     steps = {name: arm.steps for name, arm in plan.arms.items()}
     comparisons = len(
         {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
     )
-    detectable = None if sd is None or n < 2 else minimum_detectable_effect(sd[0], n, level_of(record) / comparisons)
+    sds = [row.sd for row in results.contrasts if row.sd is not None and row.family != "interaction"]
+    detectable = minimum_detectable_effect(median(sds), n, level_of(record) / comparisons) if sds else None
     return {
         "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
         "seconds": seconds_to_go(plan, step),
         "seeds": record.seeds,
         "steps": steps,
-        "fitted": record.fitted or None,
         "minimum_detectable": detectable,
-        "by_pairs_of": sd and sd[1],
     }

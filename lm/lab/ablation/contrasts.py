@@ -22,7 +22,7 @@ from lm.system.terminal import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-INTERNAL = ("sides", "weights", "key", "failed_arms", "is_stopped", "budgets", "at_equal")  # no columns
+INTERNAL = ("sides", "weights", "key", "failed_arms", "budgets", "at_equal")  # no columns
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
 
 
@@ -44,7 +44,6 @@ class Contrast(Comparison):
     ended: dict[str, int]
     diverged: dict[str, list[int]]
     broken: dict[str, list[int]]
-    is_stopped: bool  # after `futility` seeds, for it was not ahead
     weights: dict[str, float]
     sides: tuple[str, str]  # what is compared with what, in words
     key: str  # family, weights and runs: the same under budgets that the same runs serve, which are one comparison
@@ -71,13 +70,6 @@ class Contrast(Comparison):
         return f"At equal {self.budgets}, {self.sentence}" if self.at_equal else self.sentence
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the arm is known not to be ahead, also because it alone diverged."""
-        if self.mean_difference is None:
-            return {*self.diverged} == {self.arm}
-        return self.mean_difference >= 0 if METRICS[self.metric][0] else self.mean_difference <= 0
-
-    @property
     def digits(self) -> int:
         """Decimals. Without a margin half the interval takes its place, or a hundredth of the mean."""
         mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
@@ -97,8 +89,8 @@ def compare_arms(
     """Each arm against its baseline under each budget, then each weighted sum.
 
     `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat". `undecided_by`
-    says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", "edge"
-    and "flat" (settings that may undo a verdict lie beyond a search), or "futility" (the arm was stopped: not ahead).
+    says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", or
+    "edge" and "flat" (settings that may undo a verdict lie beyond a search).
     """
     pairs = [("", {arm: 1.0, other: -1.0}) for arm, other in record.pairs.items()]
     members = [
@@ -118,7 +110,6 @@ def compare_arms(
             METRICS[record.metric][0],
             tunings,
             level_of(record),
-            [key for key, member in own.items() if member.is_stopped],
         )
     budgets, contrasts = dict[str, list[str]](), list[Contrast]()
     for member in members:
@@ -144,8 +135,7 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
     of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)].set_index("seed") for arm in weights}
     scores = {arm: rows[record.metric][rows.status == "done"] for arm, rows in of_arm.items()}
     arm, other = sides = _sides(weights)
-    planned = record.seeds if name else record.seeds_of(arm)
-    paired = [seed for seed in planned if all(seed in scores[arm].index for arm in weights)]
+    paired = [seed for seed in record.seeds if all(seed in scores[arm].index for arm in weights)]
 
     def seeds_of(condition: Callable[[pd.DataFrame], pd.Series]) -> dict[str, list[int]]:
         """By arm, if there are any."""
@@ -163,12 +153,11 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
         equivalence_margin=record.equivalence_margin or None,
         seeds=paired,
         differences=[_sum([weight * scores[arm][seed] for arm, weight in weights.items()]) for seed in paired],
-        lost_seeds=[seed for seed in planned if seed not in paired],
-        n_planned=len(planned),
+        lost_seeds=[seed for seed in record.seeds if seed not in paired],
+        n_planned=len(record.seeds),
         ended={arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
         diverged=seeds_of(lambda rows: rows.status == "diverged"),
         broken=seeds_of(lambda rows: rows.is_own_failure),
-        is_stopped=not name and arm in record.stopped,
         weights=weights,
         sides=sides,
         key=f"{family} {weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
@@ -214,7 +203,7 @@ def _contrast(
 def _undone(member: Contrast, verdict: str, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
     """Why a verdict cannot be given whatever the differences are, and the arms to which it is due.
 
-    An arm that was stopped has too few pairs for one. An arm of which no setting trains is compared with nothing.
+    An arm of which no setting trains is compared with nothing.
     Against survivorship bias, an arm that diverged or failed can be called worse, not better or equivalent. An arm that
     would gain from more search can be called better, not worse or equivalent.
     """
@@ -223,7 +212,6 @@ def _undone(member: Contrast, verdict: str, failed_searches: Mapping[str, str]) 
     favoured = {"better": positive, "worse": arms - positive, "equivalent": arms, "undecided": set()}[verdict]
     opposed = arms - favoured if verdict in ("better", "worse") else arms
     reasons = {
-        "futility": {member.arm} if member.is_stopped else set(),
         "divergence": {arm for arm in arms if failed_searches.get(arm) == "divergence"},
         "survivors": favoured & {*member.broken, *member.diverged},
         "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
@@ -279,8 +267,8 @@ def _finding(contrast: Contrast, names: tuple[str, str], costs: str, undecided: 
     if mean is None:
         return f"{undecided}: no seed has finished in {'all' if contrast.family == 'interaction' else 'both'}{costs}."
     if low is None or high is None:
-        reason = "" if contrast.undecided_by == "futility" else " with one seed, which gives no confidence interval"
-        return f"{undecided}: {_difference(contrast)}{reason}{costs}."
+        reason = "with one seed, which gives no confidence interval"
+        return f"{undecided}: {_difference(contrast)} {reason}{costs}."
     digits = contrast.digits
 
     def with_interval(level: float, low: float, high: float) -> str:
@@ -296,7 +284,7 @@ def _finding(contrast: Contrast, names: tuple[str, str], costs: str, undecided: 
         difference = with_interval(1 - 2 * contrast.alpha, mean - half, mean + half)
         within = f"within the equivalence margin of ±{margin:g}"
         return f"{' and '.join(names)} are equivalent: {difference}, {within}{costs}."
-    if contrast.undecided_by in ("divergence", "edge", "flat", "futility"):
+    if contrast.undecided_by in ("divergence", "edge", "flat"):
         return f"{undecided}: {difference}{costs}."
     if low * high > 0 and contrast.p is not None:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
@@ -305,12 +293,11 @@ def _finding(contrast: Contrast, names: tuple[str, str], costs: str, undecided: 
 
 def _undecided(contrast: Contrast, compared: str) -> str:
     """Without a full stop: that a comparison is undecided, and whose search has failed if that is the reason."""
-    blamed, n = " and ".join(contrast.failed_arms), contrast.n_planned
+    blamed = " and ".join(contrast.failed_arms)
     reasons = {
         "divergence": f", for no setting was found with which {blamed} trains",
         "edge": f", for the best settings of {blamed} lie beyond what was tried",
         "flat": f", for the learning rates of {blamed} that were tried make no difference",
-        "futility": f", for it was stopped (not ahead after {n} seed{'s' * (n > 1)})",
     }
     return f"{compared} is undecided{reasons.get(str(contrast.undecided_by), '')}"
 

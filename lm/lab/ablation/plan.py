@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lm.config import RunConfig, UserError, require
+from lm.config import RunConfig, UserError
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, differences
 from lm.config.run import NO_LIMIT
@@ -33,7 +33,6 @@ from lm.system.device import set_threads
 from lm.system.files import json_sha256
 from lm.training.init_from import check_start
 
-FEW_SEEDS = 5  # before runs are made shorter to fit into minutes
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
@@ -90,11 +89,11 @@ class Plan:
             self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity, base=base)
         return self.specs[key]
 
-    def reported(self, seeds: Sequence[int], tuned: Tuned, arms: Sequence[str]) -> list[RunSpec]:
-        """The runs of these seeds and arms: seed by seed, so that pairs become complete."""
+    def reported(self, seeds: Sequence[int], tuned: Tuned) -> list[RunSpec]:
+        """The runs of these seeds: seed by seed, so that pairs become complete."""
         runs: dict[str, RunSpec] = {}
         for seed in seeds:
-            for arm in arms:
+            for arm in self.arms:
                 values, is_open = tuned[arm][0] if arm in tuned else {}, self.config.tune.trials and arm not in tuned
                 for budget in self.config.budgets:
                     spec = self.spec(REPORTED, self.arms[arm], seed, budget, values)
@@ -127,15 +126,15 @@ class Step:
     todo: list[RunSpec]  # independent of each other: they have no result, and what they start from is there
     missing: list[RunSpec]  # all that are known to be needed and have no result
     runs: list[RunSpec]  # all that are asked for; those of an untuned arm under names that will change
-    record: AblationRecord  # of what is asked, with what has been decided: settings, seeds, arms that are stopped
+    record: AblationRecord  # of what is asked, with what has been decided: settings and seeds
     n_trials: tuple[int, int]  # the least and the most runs that tuning still makes
 
 
 def next_runs(plan: Plan) -> Step:
     """The step that follows from the results in the plan's folder."""
     trials, tuned, n_trials = _search(plan)
-    seeds, stopped, up_to_look = _looks(plan, trials, tuned)
-    asked = [*trials, *_of_seeds(plan, tuned, len(seeds), stopped)]
+    seeds, up_to_look = _looks(plan, trials, tuned)
+    asked = [*trials, *plan.reported(seeds, tuned)]
     bases = {run.after: run.base for run in asked if run.base}
     absent = {name: base for name, base in bases.items() if not (base.files.run_dir / "result.json").exists()}
     missing, ready = ([run for run in runs if plan.is_missing(run)] for runs in (asked, [*trials, *up_to_look]))
@@ -145,7 +144,7 @@ def next_runs(plan: Plan) -> Step:
         todo=[*to_train, *(run for run in ready if run.after not in absent)],
         missing=[*needed.values(), *missing],
         runs=[*bases.values(), *asked],
-        record=_record(plan, tuned, [*bases.values(), *asked], seeds, stopped),
+        record=_record(plan, tuned, [*bases.values(), *asked], seeds),
         n_trials=n_trials,
     )
 
@@ -165,7 +164,7 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
 
 
 def lost_to_new_code(plan: Plan, step: Step) -> str:
-    """In words, the finished runs of an ablation that has ended which other code or text alone would make again."""
+    """Return in words how many finished runs of an ablation that has ended other code or text would make again."""
     before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
     if not (before.ended or before.designs_seen) or before.tune != plan.config.tune or not step.missing:
         return ""
@@ -179,9 +178,10 @@ def lost_to_new_code(plan: Plan, step: Step) -> str:
     if not changed:
         return ""
     arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
+    origin = "install the version of lm" if what == "code" else f"use the {what}"
     return (
         f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
-        "since; report.py still shows their verdict; to make them again here: code=new, elsewhere: another output_dir="
+        f"since; name another output_dir=DIR, or {origin} that made them"
     )
 
 
@@ -195,7 +195,7 @@ def _changed(before: ArmRecord, now: ArmRecord) -> str:
     return " and the ".join(HASHES[key] for key in HASHES if key in changed)
 
 
-def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int], stopped: list[str]) -> AblationRecord:
+def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int]) -> AblationRecord:
     def part(kind: type, whole: Any) -> Any:
         return kind(**{item.name: getattr(whole, item.name) for item in fields(kind)})
 
@@ -203,7 +203,7 @@ def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int],
     for name, (settings, centre) in tuned.items():
         arms[name] = replace(arms[name], tuned=settings, centre=centre)
     rows = sorted((part(Run, run) for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))
-    return replace(plan.record, seeds=seeds, stopped=stopped, arms=arms, runs=rows)
+    return replace(plan.record, seeds=seeds, arms=arms, runs=rows)
 
 
 # --- tuning
@@ -283,46 +283,25 @@ def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: Tun
 # --- looks
 
 
-def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[str], list[RunSpec]]:
-    """The seeds that are reported, the arms that are stopped, and the reported runs up to the next decision.
+def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[RunSpec]]:
+    """The seeds that are reported, and the reported runs up to the next decision.
 
     A decision waits until all runs before it have ended: a missing one could change it. Where one has failed nothing is
     decided, for the runs that are left would decide, and the ablation goes on. What was judged by more seeds stays so.
     """
-    config, before, stopped = plan.config, plan.before, list[str]()
+    config, before = plan.config, plan.before
     judged = len(before.seeds) if before.ended and before.looks == config.looks else 0
     ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
-    for n in sorted({*config.looks, config.futility or len(config.seeds), len(config.seeds)}):
-        runs = [run for run in _of_seeds(plan, tuned, n, stopped) if run.arm in ready]
+    for n in sorted({*config.looks, len(config.seeds)}):
+        runs = [run for run in plan.reported(config.seeds[:n], tuned) if run.arm in ready]
         status = [plan.reader.outcome(run.run_dir).status for run in runs]
         if len(ready) < len(plan.arms) or "missing" in status:
             break
-        failed = {run.arm for run, own in zip(runs, status, strict=True) if own == "failed"}
-        record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
-        if n == config.futility:
-            ahead = {row.arm for row in results_of(record, plan.reader).contrasts if not row.is_behind}
-            whole = [arm for arm in record.asked() if failed.isdisjoint((arm, record.pairs[arm]))]
-            known = {run.run_dir for run in before.of(REPORTED) if before.ended and before.futility == n}
-            new = {run.arm for run in runs if run.run_dir not in known}  # on whose runs no decision rests yet
-            same = [arm for arm in whole if before.pairs.get(arm) == record.pairs[arm]]
-            kept = [arm for arm in same if new.isdisjoint((arm, record.pairs[arm]))]
-            stopped = [arm for arm in whole if (arm in before.stopped if arm in kept else arm not in ahead)]
-            record = replace(record, stopped=stopped)
-        if n in config.looks and n >= judged and not failed:
-            asked = [row for row in results_of(record, plan.reader).asked() if row.undecided_by != "futility"]
-            if asked and all(row.verdict != "undecided" for row in asked):
-                return config.seeds[:n], stopped, runs
-    return config.seeds, stopped, runs
-
-
-def _of_seeds(plan: Plan, tuned: Tuned, n: int, stopped: Sequence[str]) -> list[RunSpec]:
-    """The reported runs of the first n seeds; once an arm is stopped, those that other comparisons need."""
-    seeds, contrasts = plan.config.seeds[:n], plan.config.contrasts
-    pairs = [pair for pair in plan.config.pairs().items() if pair[0] not in stopped]
-    live = {arm for pair in (*pairs, *contrasts.values()) for arm in pair}
-    first = plan.config.futility if stopped else n
-    later = plan.reported(seeds[first:], tuned, [arm for arm in plan.arms if arm in live])
-    return [*plan.reported(seeds[:first], tuned, [*plan.arms]), *later]
+        if n in config.looks and n >= judged and "failed" not in status:
+            record = _record(plan, tuned, [*trials, *runs], config.seeds[:n])
+            if all(row.verdict != "undecided" for row in results_of(record, plan.reader).asked()):
+                return config.seeds[:n], runs
+    return config.seeds, runs
 
 
 # --- from a question to its plan
@@ -355,7 +334,6 @@ def make_plan(
                 check_start(arm.run, arm.vocab_size, base.model, base.head, base.data.seq_len)
     root = arms[ablation.root(ablation.baseline)]
     if (minutes := root.run.max_minutes) is not None:  # that of all arms
-        require(ablation.minutes is None, f"max_minutes={minutes}", "null beside ablation.minutes")
         if root.steps["own"] == NO_LIMIT:
             time_steps([root])
             root.steps["own"] = max(1, round(60 * minutes / root.seconds_per_step))
@@ -363,14 +341,6 @@ def make_plan(
             arm.steps["own"] = root.steps["own"]
     set_steps(ablation, arms)
     workers = config.workers or default_workers(threads)
-    fitted = dict[str, int]()
-    if ablation.minutes is not None:
-        time_steps([*arms.values(), *filter(None, [base_arm])])
-        fitted = _fit(ablation, arms, base_arm, earlier, workers)
-        ablation = replace(ablation, seeds=ablation.seeds[: fitted["seeds"]])
-        for arm in arms.values():
-            arm.steps["own"] = max(1, arm.steps["own"] * fitted["steps"] // fitted["of_steps"])
-        set_steps(ablation, arms)
     record = replace(
         earlier,
         **question_of(ablation),
@@ -383,49 +353,12 @@ def make_plan(
         ended=None,
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
-        fitted=fitted,
         threads=threads,
         workers=workers,
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
     return Plan(ablation, arms, base_arm, reader, record, earlier)
-
-
-def _fit(config: AblationConfig, arms: Arms, base: Arm | None, record: AblationRecord, workers: int) -> dict[str, int]:
-    """How many seeds, and steps of the baseline, take the minutes of a question: fewer seeds first, to FEW_SEEDS, then
-    fewer steps. An earlier answer to the same question holds: other timings would give its runs other names.
-
-    Raises UserError if there is no time for a tenth of the steps.
-    """
-    minutes, steps = float(config.minutes or 0), arms[config.root(config.baseline)].steps["own"]
-    asked = {"of_seeds": len(config.seeds), "of_steps": steps}
-    if record.minutes == minutes and asked.items() <= record.fitted.items():
-        return record.fitted
-    n_trials = config.tune.trials * len(config.tune.seeds)
-
-    def needed(n: int, share: float) -> float:
-        seconds = 0.0
-        for arm in arms.values():
-            lengths = [round(share * arm.steps[budget]) for budget in config.budgets]
-            seconds += n * sum(map(arm.seconds, {*lengths}))
-            seconds += n_trials * arm.seconds(lengths[0])
-        if base:
-            offsets = {config.seed_offsets.get(arm, 0) for arm in config.arms}
-            of_arms = {seed + offset for seed in config.seeds[:n] for offset in offsets}
-            bases = len(of_arms | ({*config.tune.seeds} if n_trials else set()))
-            seconds += bases * base.seconds(base.steps["own"])
-        return seconds / workers / 60
-
-    n, few = len(config.seeds), max(FEW_SEEDS, (config.futility or 0) + 1)
-    while n > few and needed(n, 1.0) > minutes:
-        n -= 1
-    least = needed(n, 0.0)
-    share = min(1.0, (minutes - least) / (needed(n, 1.0) - least))
-    if share < 0.1:
-        expected = f"{1.15 * needed(n, 0.1):.2g} or more, for {n} seeds with a tenth of the steps"  # it varies
-        raise UserError(f"ablation.minutes={minutes:g}: expected {expected}, as measured on this machine")
-    return {"seeds": n, **asked, "steps": max(1, int(share * steps))}
 
 
 def now() -> str:

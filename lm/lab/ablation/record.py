@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,13 +21,13 @@ from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_result
 
 FILE, LOCK = RECORD, ".lock"
+CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published
 # what decides a verdict beside the arms and their runs
 DESIGN = (
     *(item.name for item in fields(Question) if item.name not in ("name", "question", "metric")),
     "common",
     "base",
 )
-EARLIER = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step")
 BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
 FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
 
@@ -82,9 +81,6 @@ class AblationRecord(Question):
     pairs: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
-    fitted: dict[str, int] = field(default_factory=dict)  # seeds and steps that fit into `minutes`, of how many
-    stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
-    asked_before: str = ""  # how often, by the ledger when it was asked
     begun: str = ""
     ended: str | None = None
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict
@@ -105,10 +101,6 @@ class AblationRecord(Question):
     def searches(self, arm: str) -> dict[tuple[tuple[str, float], ...], int]:
         """The settings of the trials of an arm, and the last search that each belongs to."""
         return {tuple(run.values.items()): run.search for run in self.of(TRIAL) if run.arm == arm}
-
-    def seeds_of(self, arm: str) -> list[int]:
-        """Of its pairs: fewer where it was stopped."""
-        return self.seeds[: self.futility] if arm in self.stopped else self.seeds
 
     def asked(self) -> list[str]:
         """The arms whose comparison answers the question: all, where none is primary."""
@@ -138,36 +130,14 @@ def design_of(record: AblationRecord) -> dict[str, Any]:
 
 def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
+    if (folder / CONTRASTS).exists():
+        raise UserError(f"output_dir={folder}: is a study that is frozen as published; name another output_dir")
     try:
         with reading(folder / FILE):
-            content = read_json(folder / FILE)
-            analyses = content.pop("analyses", [])  # the seeds of earlier designs, of which nothing else was kept
-            record: AblationRecord = build(AblationRecord, of_today(content))
-            seen = [seeds for seeds in analyses if len(seeds) > 1 and seeds != record.seeds]
-            record.designs_seen += [design_of(record) | {"seeds": seeds} for seeds in seen]
+            record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
-
-
-def of_today(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a record, which an earlier version may have written, with the keys that there are now.
-
-    Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
-    """
-    for key in EARLIER:
-        *groups, name = key.split(".")
-        reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    if "pairs" in content:
-        return content
-    arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]
-    for trial in content.pop("trials", []):
-        about = {"purpose": TRIAL, "arm": trial["arm"], "values": trial["values"], "search": max(trial["searches"])}
-        about |= {"steps": arms[trial["arm"]]["steps"].get(budget, 0)}
-        runs += [about | {"seed": arm_and_seed(name)[1], "run_dir": name} for name in trial["run_dirs"]]
-    for run in content.get("runs", []):
-        runs.append(run | {"purpose": REPORTED, "values": arms[run["arm"]].get("tuned", {})})
-    return content | {"runs": runs, "pairs": content.get("contrasts", {}), "contrasts": {}}
 
 
 def arm_and_seed(run_dir: str) -> tuple[str, int]:

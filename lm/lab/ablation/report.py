@@ -47,9 +47,14 @@ RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 def write_report(results: Results) -> None:
     """Write the report into the folder of the ablation."""
     folder = results.folder
-    drawn = {draw.__name__: as_svg(draw, results) for draw in (figures.forest, figures.learning, figures.tuning)}
-    context = summary(results, _basis(results), report_warnings(results))
-    write_pages(folder, drawn, context, _details(results), report_json(results))
+    is_frozen = results.frozen is not None
+    figures_of = (figures.forest, figures.learning, *([] if is_frozen else [figures.tuning]))
+    drawn = {draw.__name__: as_svg(draw, results) for draw in figures_of}
+    basis, details = (_frozen_basis, _frozen_details) if is_frozen else (_basis, _details)
+    context = summary(results, basis(results), report_warnings(results))
+    write_pages(folder, drawn, context, details(results), report_json(results))
+    if is_frozen:  # its files stay as they were committed
+        return
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
         curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
         write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
@@ -123,6 +128,21 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "planned looks (interim analyses)", stopped
 
 
+def _frozen_basis(results: Results) -> Iterator[tuple[str, str]]:
+    record = results.record
+    yield "seeds", f"{len(record.seeds)} for each arm"
+    yield from facts_of_metric(results)
+    yield "held equal", ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in record.budgets)
+
+
+def _frozen_details(results: Results) -> dict[str, Any]:
+    return {"command": _report_command(results), "facts_of_runs": [], "best_arms": ""}
+
+
+def _report_command(results: Results) -> str:
+    return f"python -m lm report {shlex.quote(f'output_dir={os.path.relpath(results.folder)}')}"
+
+
 def facts_of_metric(results: Results) -> Iterator[tuple[str, str]]:
     better, margin = "lower" if results.lower_is_better else "higher", results.record.equivalence_margin
     yield "metric", f"{METRICS[results.record.metric][2]}; {better} is better"
@@ -173,7 +193,7 @@ def _details(results: Results) -> dict[str, Any]:
         "final": [*_final(results)],
         "without_result": [*_without_result(results)],
         "command": record.command,
-        "report_command": f"python -m lm report {shlex.quote(f'output_dir={os.path.relpath(results.folder)}')}",
+        "report_command": _report_command(results),
         "look_command": f"python -m lm look {shlex.quote(f'folder={os.path.relpath(results.folder)}')}",
         "facts_of_runs": [*_facts(results)],
     }
@@ -211,7 +231,7 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
                 "arm": name,
                 "budget": " and ".join(BUDGET_NAMES[budget] for budget in budgets),
                 "scores": [(runs[column].mean(), runs[column].std()) for column in RUN_METRICS],
-                "seeds": f"{len(runs)} of {len(results.record.seeds_of(name))}",
+                "seeds": f"{len(runs)} of {len(results.record.seeds)}",
                 "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": steps,
                 "tokens": steps * arm.tokens_per_step,
@@ -312,6 +332,8 @@ def report_json(results: Results) -> dict[str, Any]:
     record = results.record
     made = {"reported": results.reported().drop_duplicates("run_dir"), "trials": results.trials}
     content = verdict_json(results, report_warnings(results))
+    if results.frozen is not None:
+        return dict(plain(content))
     content["runs"]["rows"] = len(results.rows_alone())
     content |= {
         "cost": {

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pandas as pd
 
 from lm.config.checks import reading
 from lm.lab.ablation.contrasts import ENDED, FAMILIES, Contrast, compare_arms, level_of, percent
+from lm.lab.ablation.frozen import is_frozen, read_frozen
 from lm.lab.ablation.record import (
     BASE,
     FOLDERS,
@@ -142,6 +143,7 @@ class Results:
     record: AblationRecord
     reader: RunReader
     runs: pd.DataFrame
+    frozen: list[Contrast] | None = None  # contrasts as published, in the place of those that the runs give
 
     def of(self, purpose: str) -> pd.DataFrame:
         return self.runs[self.runs["purpose"] == purpose]
@@ -197,6 +199,8 @@ class Results:
     @cached_property
     def contrasts(self) -> list[Contrast]:
         """Each comparison under each budget, interactions included: see `compare_arms`."""
+        if self.frozen is not None:
+            return self.frozen
         return compare_arms(self.record, self.runs, self.regrets, self.failed_searches)
 
     @cached_property
@@ -283,7 +287,11 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """Raises UserError if the folder holds no ablation."""
-    return results_of(read_record(folder), RunReader(folder))
+    reader = RunReader(folder)
+    if is_frozen(folder):
+        record, contrasts = read_frozen(folder, [*reader.rows.values()])
+        return replace(results_of(record, reader), frozen=contrasts)
+    return results_of(read_record(folder), reader)
 
 
 def results_of(record: AblationRecord, reader: RunReader) -> Results:
@@ -292,7 +300,7 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     for run in record.runs:
         about = asdict(run) | {"planned_steps": run.steps} | run.values | reader.describe(run.run_dir)
         if run.purpose == REPORTED:
-            about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
+            about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity.get("source_hash")
         rows += [about | {"budget": budget} for budget in run.budgets or [""]]
         if run.purpose == TRIAL:
             trials.setdefault((run.arm, *run.values.items()), []).append(rows[-1])

@@ -55,8 +55,6 @@ class Question:
     contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
-    futility: int | None = None  # seeds after which an arm that is asked about and not ahead is stopped; null: never
-    minutes: float | None = None  # of all runs: as many of the seeds, and if these are few of the steps, as fit
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
@@ -155,11 +153,6 @@ class AblationConfig(Question):
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
         require(is_plan, f"ablation.looks={looks}", expected)
-        require(self.minutes is None or not looks, f"ablation.looks={looks}", "none beside ablation.minutes")
-        is_long = self.minutes is None or 0 < self.minutes < math.inf
-        require(is_long, f"ablation.minutes={self.minutes}", "more than 0")
-        is_early = self.futility is None or 1 <= self.futility < n
-        require(is_early, f"ablation.futility={self.futility}", f"a number of seeds from 1 on, fewer than all, {n}")
         for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
             own = {seed + offset for seed in self.seeds}
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
@@ -183,7 +176,6 @@ class AblationConfig(Question):
 
 EXIT_CODES = ("done", "verdict")
 RECORD = "ablation.json"  # in the folder of an ablation
-LEDGER = "ablations/ledger.csv"  # of the current folder, wherever an ablation has its own
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
 
@@ -216,8 +208,6 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
-    ledger: str = LEDGER  # gets a line when a comparison is asked for, and its outcome
-    code: str | None = None  # new: make the finished runs again that other code made
     plan_only: bool = False  # show what would be run, and run nothing
     report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
@@ -229,20 +219,18 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "confirm", "ledger")
+        expand_paths("", self, "output_dir", "confirm")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
-        require(self.code in (None, "new"), f"code={self.code}", "new, or no such key")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
 
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    """The command line of report.py: one of the first four; output_dir beside rows is where their report goes."""
+    """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
-    ledger: str | None = None  # true, or a file that ablate ledger=FILE wrote: the verdicts of a series
     rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
     baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
     margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
@@ -251,12 +239,11 @@ class ReportConfig:
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
-        self.ledger = {"true": LEDGER, "True": LEDGER}.get(str(self.ledger), self.ledger)
-        expand_paths("", self, "output_dir", "run_dir", "ledger", "rows")
+        expand_paths("", self, "output_dir", "run_dir", "rows")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
         place = None if self.rows else self.output_dir  # else of the report
-        if sum(value is not None for value in (place, self.run_dir, self.ledger, self.rows)) != 1:
-            ways = "output_dir=DIR of an ablation, run_dir=RUN, ledger=true or rows=FILE.csv"
+        if sum(value is not None for value in (place, self.run_dir, self.rows)) != 1:
+            ways = "output_dir=DIR of an ablation, run_dir=RUN or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
         require(not (self.run_dir and self.json), "json=true", "no such key: the page of a run has no verdict")
         is_judged = self.rows is not None or self.output_dir is not None

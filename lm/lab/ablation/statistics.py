@@ -6,7 +6,7 @@ also counts the tuning.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, stdev
@@ -146,7 +146,6 @@ def judge_family(
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
     alpha: float = ALPHA,
-    stopped: Collection[str] = (),
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
@@ -155,15 +154,12 @@ def judge_family(
     two-sided test rejects. Else undecided, as with fewer than two seeds; such comparisons do not count in the
     correction. docs/ablations.md says which error rates this holds.
 
-    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `stopped`: comparisons that
-    futility has stopped: they stay in the family, with p 1. The minimum detectable effect is at the level `alpha`
-    divided by the number of tests, which is never more than Holm's method allows.
+    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. The minimum detectable
+    effect is at the level `alpha` divided by the number of tests, which is never more than Holm's method allows.
     """
     comparisons = {
         name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
     }
-    for name in stopped:
-        comparisons[name].p = comparisons[name].p_equivalent = 1.0
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
     for name, p, p_equivalent in zip(different, holm([*different.values()]), holm(equivalent), strict=True):
@@ -173,7 +169,7 @@ def judge_family(
             tested.verdict = "equivalent"
         elif p <= alpha:
             tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
-        if (sd := tested.sd) is not None:  # of a stopped one there may be a single seed
+        if (sd := tested.sd) is not None:
             n, level = tested.n_seeds, alpha / len(different)
             if not are_equal(sd, tested.mean_difference or 0.0):  # which say nothing of what would be detected
                 tested.minimum_detectable = minimum_detectable_effect(sd, n, level, tuning)

@@ -37,6 +37,8 @@ class Weakness(NamedTuple):
 
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Weakness]:
+    if results.frozen is not None:
+        return [Weakness("The contrasts of this study are frozen as published.", "They are not computed anew.")]
     return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
@@ -83,8 +85,6 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
 def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     """What the plan alone says, before anything is run."""
     yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
-    if record.asked_before:
-        yield Weakness(f"The question was asked before: {record.asked_before}.", PEEKED)
     first, is_tuned = min(record.looks, default=0), bool(record.tune.trials)
     if is_tuned and 0 < first < MIN_SEEDS_AT_LOOK:
         yield Weakness(

@@ -29,7 +29,7 @@ from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.identity import is_verb, key_of
 from lm.lab.ablation.forkserver import warm_up
-from lm.lab.ablation.settings import LEDGER, METRICS, AblateConfig
+from lm.lab.ablation.settings import METRICS, AblateConfig
 from lm.lab.commands.question import (
     QuestionFile,
     choose,
@@ -46,7 +46,7 @@ NOT_TUNED = (
     "margin: {margin:g} {unit} (0.01 nats per token is 1 % of perplexity), which margin=M changes. Learning rates are"
     " not tuned for each arm: ablation.tune.trials=18 'ablation.tune.hyperparameters=[optim.lr]' does that"
 )
-FOLDERS = ("confirm", "ledger", "output_dir")
+FOLDERS = ("confirm", "output_dir")
 questions: list[QuestionFile] = []  # in one line, by this command
 
 
@@ -65,7 +65,6 @@ def program(config: DictConfig) -> None:
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
-    from lm.lab.ablation.ledger import sd_of_pairs
     from lm.lab.ablation.plan import Plan, Step
     from lm.lab.ablation.record import default_dir
     from lm.lab.ablation.report import report_json
@@ -79,7 +78,7 @@ def program(config: DictConfig) -> None:
             verdict_code(results)  # refuses several before anything is run
         print(plan_table(plan, step, results), file=file, flush=True)
         if ablation.plan_only and ablation.json:
-            planned = plan_json(plan, step, sd_of_pairs(Path(ablation.ledger), results))
+            planned = plan_json(plan, step, results)
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
         if questions and not ablation.ablation.tune.trials:
             unit = METRICS[ablation.ablation.metric][1]
@@ -148,13 +147,11 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
     if sources := [word.partition("=")[2] for word in words if key_of(word) == "confirm"]:
         if files or len(sources) > 1 or any(key_of(word).startswith("ablation") for word in words):
             raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
-        from lm.lab.ablation.ledger import read_ledger
 
         of_folders = [quoted(word, kinds_of(AblateConfig)) for word in words if key_of(word) in FOLDERS]
         typed = {key: Path(str(value)).expanduser() for key, (value,) in values_of(of_folders).items()}
-        ledger = read_ledger(typed.get("ledger", Path(LEDGER)))
         folder = typed.get("output_dir", Path(os.path.relpath(f"{typed['confirm'].resolve()}-confirm")))  # beside it
-        return [*choose(confirmation(typed["confirm"], ledger, folder)), f"output_dir={string(str(folder))}"]
+        return [*choose(confirmation(typed["confirm"], folder)), f"output_dir={string(str(folder))}"]
     if not files:
         return []
     if len(files) > 1 or "ablation" in map(key_of, words):

@@ -27,7 +27,7 @@ from lm.config.checks import error_prefix, reading, without_secrets
 from lm.config.identity import flat, key_of
 from lm.data.paths import check_paths
 from lm.formats.base import agrees
-from lm.lab.ablation.record import BASE, FILE, AblationRecord, design_of, question_of, read_record
+from lm.lab.ablation.record import FILE, AblationRecord, design_of, question_of, read_record
 from lm.lab.ablation.settings import MOST_SEEDS, AblationConfig
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -189,10 +189,10 @@ def write_question(question: QuestionFile, folder: Path, output_dir: str | None 
 # --- confirmation
 
 
-def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -> dict[str, Any]:
+def confirmation(source: Path, folder: Path) -> dict[str, Any]:
     """The content of a question that asks that of the folder `source` anew in `folder`, with as many seeds.
 
-    Seeds of runs and of trials are the first of 100 to 999 that neither the ledger nor the folder has used; those of a
+    Seeds of runs and of trials are the first of 100 to 999 that the confirmed ablation has not used; those of a
     confirmation that has begun are its own. Raises UserError if the folder holds no finished ablation.
     """
     if not (source / FILE).exists():
@@ -206,9 +206,8 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     root, steps = record.baseline, list[str]()
     while root in record.pairs:
         root = record.pairs[root]
-    if record.fitted or record.arms[root].settings.get("max_minutes"):  # the length that was counted there
+    if record.arms[root].settings.get("max_minutes"):  # the length that was counted there
         steps = [f"trainer.max_steps={record.arms[root].steps['own']}", "max_tokens=null", "max_minutes=null"]
-    of_base = [f"trainer.max_steps={run.steps}" for run in record.of(BASE)[:1] if record.fitted]  # which were not fewer
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     n, begun = len(record.seeds), read_record(folder) if (folder / FILE).exists() else None
     overrides = {arm: record.arms[arm].overrides for arm in arms}
@@ -216,12 +215,11 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
     if begun and is_same:  # else another question has been confirmed there
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
     else:
-        used = {int(seed) for row in ledger for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
-        fresh = [*islice(_fresh(record, used), n + len(record.tune.seeds))]
+        fresh = [*islice(_fresh(record), n + len(record.tune.seeds))]
         seeds, tuning_seeds = fresh[:n], fresh[n:]
         if len(tuning_seeds) < len(record.tune.seeds):
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
-    asked = question_of(record) | {"contrasts": {}, "futility": None, "minutes": None, "looks": []}
+    asked = question_of(record) | {"contrasts": {}, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": f"{record.name[:32]}-confirm",
@@ -229,17 +227,17 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], folder: Path) -
         "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base and [*record.base, *of_base],
+        "base": record.base,
         "overrides": [*record.common, *record.overrides, *steps],
     }
 
 
-def _fresh(record: AblationRecord, used: set[int]) -> Iterator[int]:
+def _fresh(record: AblationRecord) -> Iterator[int]:
     """Seeds that are unused, also with the offsets of the arms."""
     designs = [design_of(record), *record.designs_seen]
     offsets = {0, *record.seed_offsets.values()}
     seen = {seed for design in designs for seed in (*design["seeds"], *design["tune"]["seeds"])}
-    taken = used | {seed + offset for seed in seen for offset in offsets}
+    taken = {seed + offset for seed in seen for offset in offsets}
     for seed in FRESH:
         own = {seed + offset for offset in offsets}
         if own.isdisjoint(taken):

@@ -1,7 +1,6 @@
 """Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
 
-For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run,
-lm-lab report ledger=true the verdicts of all questions that were asked in this folder, as one series.
+For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run.
 lm-lab report rows=FILE.csv baseline=ARM margin=M judges the numbers of any program, in columns arm, seed and value.
 json=true prints one JSON object with the verdicts of an ablation or of rows, and nothing else, on standard output.
 """
@@ -35,8 +34,6 @@ def run(args: list[str]) -> int:
     if config.rows is not None:
         return _judge(config)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
-    if config.ledger is not None:
-        return print_series(Path(config.ledger), config.json)
     path = Path(str(config.run_dir or config.output_dir))
     if not path.is_dir():  # importing the rest takes seconds
         raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
@@ -61,18 +58,6 @@ def run(args: list[str]) -> int:
     write_report(results)
     print_results(results, config.json)
     return code
-
-
-def print_series(path: Path, as_json: bool) -> int:
-    """The verdicts of a series of questions. Raises UserError if there is no ledger."""
-    from lm.lab.ablation.ledger import read_ledger, series, series_table
-    from lm.lab.ablation.report import plain
-
-    if not path.is_file():
-        raise UserError(f"ledger={path}: no such file; ablate writes one in the folder where it is called")
-    frame = series(read_ledger(path))
-    print(json.dumps(plain(frame.to_dict("records")), allow_nan=False) if as_json else series_table(frame))
-    return 0
 
 
 def _judge(config: ReportConfig) -> int:
