@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lm.config import HeadConfig as HeadConfig
     from lm.config import ModelConfig as ModelConfig
-    from lm.config import UserError as UserError
     from lm.data.tokenizer import Tokenizer as Tokenizer
     from lm.data.tokenizer import load_tokenizer as load_tokenizer
     from lm.decoding import generate as generate
     from lm.decoding import stream as stream
-    from lm.formats.folder import load_model as load_model
+    from lm.errors import UserError as UserError
+    from lm.folder import load_model as load_model
     from lm.lab.ablation.compare import compare as compare
     from lm.lab.ablation.compare import judge as judge
     from lm.model.linear import Linear as Linear

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import UserError, foreign_classes, require
+from lm.config import foreign_classes
 from lm.data.tokenizer import Tokenizer
+from lm.errors import UserError, require
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 

@@ -1,10 +1,11 @@
 """The score of a model on a text: one pass, in which every token counts once."""
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,19 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.config import EvaluateConfig, RunConfig, UserError
+from lm.config import DataConfig, RunConfig, TokenizerConfig, build
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.tokens import TextData, encode_whole
-from lm.formats.base import model_folder, read_settings
-from lm.formats.folder import load_model
-from lm.inference.text import own_data, own_text
-from lm.lab.measures.details import Details, Measure
+from lm.data.paths import downloaded, from_above, is_url
+from lm.data.sources import COMMIT
+from lm.data.tokens import TextData, prepare
+from lm.errors import UserError, reading
 from lm.model.transformer import Transformer
-from lm.system.device import best_device, set_threads
+from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
 # Tokens of a batch, at least one window. On a CPU more are slower; from LOGIT_ROWS on, scores are equal bit for bit.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 8192, "mps": 8192}
+
+
+class Measure(Protocol):
+    """Sums over the targets of a text, given in pieces: logits (N, V), targets (N,), IGNORED without one."""
+
+    def add(self, logits: Tensor, targets: Tensor) -> None: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,40 +112,45 @@ def validate(
     return evaluate(net, data.val, run.data.seq_len, max_windows, unscored=data.tokenizer.unscored, **options)
 
 
-def check(config: EvaluateConfig) -> None:
-    """Raise UserError if the settings of the run, or what it says of its validation text, cannot be used."""
-    read_settings(model_folder(str(config.run_dir)))
-    if config.data is None:
-        own_text(Path(str(config.run_dir)))
+# --- the validation text of a finished run
+
+GIVE = "give a text: data=text data.path="
+OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
 
 
-def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
-    """Score a finished run on its own validation text, or on the whole of another text. Raises UserError."""
-    set_threads(config.threads)
-    net, tokenizer = load_model(str(config.run_dir), config.classes)
-    if (config.seq_len or 1) > net.seq_len:
-        raise UserError(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
-    if config.document_mask is not None:
-        net.document_separator = tokenizer.eot if config.document_mask else None
-    if config.data is None:
-        data, _ = own_data(Path(str(config.run_dir)), bar)
-        tokens, n_bytes, train = data.val, data.val_bytes, data.train
-    else:
-        tokens, n_bytes, train = *encode_whole(config.data, tokenizer, not bar), None
-    details = [Details(net.vocab_size)] if config.details else []
-    window = config.seq_len or net.seq_len
-    net, unscored = net.to(best_device()), tokenizer.unscored
-    scores = evaluate(net, tokens, window, bar=bar, measures=details, unscored=unscored)
-    if not math.isfinite(scores.loss):
-        raise UserError(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
-    result: dict[str, Any] = {
-        "loss": scores.loss,
-        "perplexity": scores.perplexity,
-        "bpb": scores.bpb(n_bytes),
-        "top1": scores.top1,
-        "tokens": scores.n_tokens,
-        "bytes": n_bytes,
-    }
-    for measure in details:
-        result |= measure.scores(train)
-    return result
+def own_text(run_dir: Path) -> OwnText:
+    """Return what a run's config.yaml says of its text, of which nothing is read. Raises UserError."""
+    try:
+        with reading(run_dir / "config.yaml"):
+            settings = read_yaml(run_dir / "config.yaml")
+            hashes = settings["data_hash"], settings["tokenizer_hash"]
+            config: DataConfig = build(DataConfig, settings["data"])
+            if revision := settings.get("data_revision"):
+                config = replace(config, revision=revision)  # the branch may have moved on
+            tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
+    except OSError as error:
+        hint = f"expected a finished run, or {GIVE}FILE"
+        raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
+    if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
+        tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
+    if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
+        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}FILE")
+    if config.source != "hub":
+        config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
+    if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
+        config = replace(config, cache_dir=DataConfig().cache_dir)
+    for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
+        if config.source != "hub" and place is not None and is_url(place):  # the word of a folder downloads nothing
+            downloaded(place, config.cache, key, downloads=False)
+    return config, tokenizer, hashes
+
+
+def own_data(run_dir: Path, bar: bool = False) -> tuple[TextData, DataConfig]:
+    """Return a run's text, which is not downloaded because a run's files name it. Raises UserError."""
+    config, tokenizer, hashes = own_text(run_dir)
+    trained = run_dir / "model/tokenizer.json"
+    data = prepare(config, tokenizer, not bar, trained, downloads=False)
+    if (data.hash, data.tokenizer.hash) != hashes:
+        changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
+        raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}FILE")
+    return data, config

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from lm.config import UserError
+from lm.errors import UserError
 from lm.lab.ablation.executors import EXECUTORS
 from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.record import (

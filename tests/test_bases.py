@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lm.formats.base import read_base
+from lm.folder import read_base
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.settings import TuneConfig
 from lm.training.train import train

@@ -26,8 +26,11 @@ from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
-from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
-from lm.config.identity import config_hash
+from lm.cli.evaluate import EvaluateConfig
+from lm.cli.generate import GenerateConfig
+from lm.config import RunConfig
+from lm.errors import UserError
+from lm.config import config_hash
 from lm.lab.ablation.settings import AblateConfig
 
 Command = Callable[..., Outcome]

@@ -10,7 +10,8 @@ import yaml
 
 from lm import compare
 from lm.cli.compose import compose
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig
+from lm.errors import UserError
 from lm.lab.commands.ablate import questions
 from lm.lab.commands.question import question_in_a_line, write_question
 from tests.test_recipe import TEXT

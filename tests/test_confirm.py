@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import UserError
+from lm.errors import UserError
 from lm.lab.ablation.executors import EXECUTORS
 from lm.lab.ablation.record import read_record
 from lm.lab.ablation.report import results_frame

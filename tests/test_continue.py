@@ -16,12 +16,13 @@ from conftest import TEXT, TINY_RUN
 from safetensors.torch import load_file
 
 from lm import load_model
-from lm.config import ModelConfig, RunConfig, UserError
+from lm.config import ModelConfig, RunConfig
+from lm.errors import UserError
 from lm.data.batches import TrainingStream
 from lm.data.paths import from_above
 from lm.data.tokens import prepare
-from lm.formats.base import read_base
-from lm.formats.folder import save_model
+from lm.folder import read_base
+from lm.folder import save_model
 from lm.model.init import named_seed
 from lm.training.train import train
 from tests.helpers.runs import MODEL, at_home, composed, finish, outcome, result, rows, signal_at

@@ -14,11 +14,12 @@ from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import EvaluateConfig, RunConfig, ValidationConfig
+from lm.cli.evaluate import EvaluateConfig
+from lm.config import RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.formats.folder import load_model, save_model
+from lm.folder import load_model, save_model
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
 from lm.scoring import evaluate_run

@@ -20,7 +20,8 @@ import pytest
 import torch
 from conftest import Script
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig
+from lm.errors import UserError
 from lm.lab.ablation import executors
 from lm.lab.ablation.executors import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
 from lm.lab.ablation.plan import RunSpec

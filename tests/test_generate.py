@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from lm.config import UserError
+from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import Sampling, decode, generate, likeliest, stream, window_start
 from lm.model.transformer import Transformer

@@ -15,12 +15,13 @@ import huggingface_hub.utils._http
 import pytest
 from conftest import Outcome
 
-from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig
+from lm.errors import UserError
 from lm.data import paths
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
-from lm.inference.text import own_data
+from lm.scoring import own_data
 from tests.helpers import hub
 from tests.helpers.texts import documents
 

@@ -28,10 +28,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from lm.config import UserError
+from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
-from lm.formats.folder import load_model, merged, save_adapter, save_model
+from lm.folder import load_model, merged, save_model
+from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.architectures import SYNONYMS
 from lm.lab.formats.huggingface import export
 from lm.model.linear import is_adapter

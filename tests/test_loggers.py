@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lm.config import OptimConfig, RunConfig
-from lm.config.run import LoggerConfig, WandbConfig
+from lm.config import LoggerConfig, WandbConfig
 from lm.training.metrics import FINAL
 from lm.training.train import train
 from tests.helpers.runs import composed, finish, result, short_run, signal_at

@@ -19,7 +19,7 @@ import torch
 from conftest import ROOT, TEXT, TINY_RUN, Outcome
 
 from lm import generate
-from lm.config import UserError
+from lm.errors import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.decoding import GREEDY, Sampling
 from lm.lab.formats.huggingface import export

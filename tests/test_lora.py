@@ -10,11 +10,15 @@ import torch
 from conftest import HEADS, SEQ, TEXT, tiny
 from torch import Tensor
 
-from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
+from lm.cli.evaluate import EvaluateConfig
+from lm.config import ModelConfig, RunConfig
+from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
-from lm.formats.folder import load_model, merged, save_adapter
+from lm.folder import load_model, merged
+from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.huggingface import export
-from lm.model.linear import LoRALinear, is_adapter
+from lm.lab.lora import LoRALinear
+from lm.model.linear import is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.scoring import evaluate_run

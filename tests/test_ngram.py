@@ -12,10 +12,12 @@ from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import DataConfig, ModelConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, ModelConfig, TokenizerConfig
+from lm.errors import UserError
 from lm.data import ngram, tokens
 from lm.data.batches import TrainingStream
-from lm.data.ngram import ORDER, ExpectedTokens, bits_per_byte, probabilities
+from lm.data.ngram import ORDER, bits_per_byte, probabilities
+from lm.lab.targets import ExpectedTokens
 from lm.data.tokens import prepare
 from lm.model.size import n_params
 from lm.training.progress import log_baseline

@@ -12,16 +12,9 @@ import torch
 from conftest import HEADS, TEXT
 from safetensors.torch import load_file
 
-from lm.config import (
-    CheckpointConfig,
-    DiagnosticsConfig,
-    Diverged,
-    EvaluateConfig,
-    OptimConfig,
-    RunConfig,
-    TokenizerConfig,
-    UserError,
-)
+from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, RunConfig, TokenizerConfig
+from lm.errors import Diverged, UserError
+from lm.cli.evaluate import EvaluateConfig
 from lm.data.tokens import prepare
 from lm.scoring import evaluate_run
 from lm.training.progress import log_start

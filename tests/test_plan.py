@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from lm.config import UserError
+from lm.errors import UserError
 from lm.lab.ablation.ablate import plan_json
 from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
 from lm.lab.ablation.executors import EXECUTORS

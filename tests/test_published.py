@@ -18,8 +18,8 @@ from scipy import stats
 
 from lm.cli.compose import compose
 from lm.cli.summaries import sweep
-from lm.config import UserError
-from lm.config.identity import config_hash
+from lm.errors import UserError
+from lm.config import config_hash
 from lm.lab.ablation.contrasts import compare_arms, decimals
 from lm.lab.ablation.record import AblationRecord, ArmRecord, read_record
 from lm.lab.ablation.report import plain

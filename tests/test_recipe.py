@@ -13,8 +13,9 @@ from conftest import ROOT
 
 from lm.cli.compose import compose, quoted
 from lm.cli.recipe import notes, text_size, with_recipe
-from lm.config import RunConfig, UserError
-from lm.config.data import RECIPES, recipe_of
+from lm.config import RunConfig
+from lm.errors import UserError
+from lm.config import RECIPES, recipe_of
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
 

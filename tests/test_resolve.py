@@ -13,7 +13,8 @@ import pytest
 import torch
 from conftest import tiny
 
-from lm.config import ModelConfig, RunConfig, UserError
+from lm.config import ModelConfig, RunConfig
+from lm.errors import UserError
 from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, LossOf
 from lm.training.processes import build_fabric

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from conftest import HEADS, ROOT, WHOLE_RESULT
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig
+from lm.errors import UserError
 from lm.lab.ablation.executors import describe_exit_code
 from lm.lab.ablation.frozen import read_frozen
 from lm.lab.ablation.record import RunFiles, write_record

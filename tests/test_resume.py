@@ -18,11 +18,12 @@ from conftest import some
 
 import lm.training.state
 import lm.training.train
-from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
-from lm.config.run import ValidationConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig
+from lm.errors import UserError
+from lm.config import ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
-from lm.formats.folder import load_model, read_weights
+from lm.folder import load_model, read_weights
 from lm.model.head import UntiedMidTrainingHead
 from lm.scoring import validate
 from lm.training.state import best_files, newest_checkpoint, step_of

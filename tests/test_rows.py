@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from lm import judge
-from lm.config import UserError
+from lm.errors import UserError
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.rows import judged, rows_table
 from tests.helpers.ablation_folder import Page

@@ -14,8 +14,8 @@ import pytest
 import torch
 from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
 
-from lm.config import UserError
-from lm.config.checks import without_secrets
+from lm.errors import UserError
+from lm.errors import without_secrets
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import generate
 from lm.lab.report.figures import shorten

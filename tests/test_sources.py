@@ -18,7 +18,8 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.cli.recipe import text_size
-from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig
+from lm.errors import UserError
 from lm.data import tables
 from lm.data.paths import listed
 from lm.data.sources import open_source

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig
+from lm.errors import UserError
 from lm.data.text import sample
 from lm.data.tokenizer import (
     EOT,

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig
+from lm.errors import UserError
 from lm.data import sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream

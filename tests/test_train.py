@@ -17,14 +17,8 @@ import yaml
 from conftest import HEADS, TEXT, UNTIED, WHOLE_RESULT, Outcome
 
 from lm import generate, load_model
-from lm.config import (
-    Diverged,
-    OptimConfig,
-    RunConfig,
-    TokenizerConfig,
-    UserError,
-    ValidationConfig,
-)
+from lm.errors import Diverged, UserError
+from lm.config import OptimConfig, RunConfig, TokenizerConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.data.tokens import TextData, prepare

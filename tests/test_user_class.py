@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import nn
 
-from lm.config import OptimConfig, UserError, foreign_classes
+from lm.config import OptimConfig, foreign_classes
+from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
-from lm.formats.folder import load_model, save_model
+from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.user_class import check_classes, import_class

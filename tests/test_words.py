@@ -21,7 +21,7 @@ from lm.cli.compose import compose
 from lm.cli.main import COMMANDS
 from lm.cli.mistakes import kinds_of
 from lm.config import DataConfig, RunConfig
-from lm.lab.runs.find import newest_run
+from lm.folder import newest_run
 from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.runs import composed

@@ -1,31 +1,65 @@
-"""Score a model: lm-lab evaluate run_dir=RUN [data=text data.path=FILE]
+"""Score a model: lm-lab evaluate [RUN] [FILE] [data=text data.path=FILE]
 
-Without data, on the validation text of the run; with it, on all of the given text, in windows as long as the model's
-context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a glob several texts. details=true
-adds calibration and the loss by the frequency of the target, plot=FILE.svg draws them. document_mask=true scores each
-document without those before it, document_mask=false with them; the default is as in training. The table goes to
-standard error, the same numbers as JSON to standard output.
+Without a text, the validation text of the run is scored; with one, all of the text, in windows as long
+as the model's context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a
+glob several texts. details=true adds the loss by the frequency of the target, plot=FILE.svg draws the
+loss. document_mask=true scores each document without the documents before it; the default is as in
+training. The table goes to standard error, the same numbers as JSON to standard output.
 """
 
 import json
+import logging
+import math
 import shlex
 import sys
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from lm.cli.compose import compose, parse
-from lm.cli.main import handle_exception
-from lm.cli.mistakes import kinds_of
-from lm.cli.summaries import detail_tables, score_table
-from lm.cli.words import is_folder, is_text, runs_of, split_words, with_folders, with_text
-from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
-from lm.config.checks import error_prefix, without_secrets
+from lm.cli.arguments import is_folder, is_text, parse, split_words, text_settings, unknown_word, with_folders
+from lm.cli.compose import compose
+from lm.cli.main import report_error
+from lm.config import DataConfig, RunConfig, TokenizerConfig, default_of
 from lm.data.paths import check_paths, is_url, listed, local_files
+from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
+from lm.folder import load_model, model_folder, read_settings, runs_of
+from lm.registry import load
 from lm.system.terminal import format_table
+
+# Settings of data that say which text is read. All others are for training.
+TEXT_SETTINGS = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows"}
+TEXT_SETTINGS |= {"max_bytes", "cache_dir"}
+Rows = list[tuple[str, ...]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluateConfig:
+    run_dir: str | None = None  # run, [RUN1,RUN2] or glob; null: newest run
+    data: DataConfig | None = None  # text, chosen by the group data; null: validation text of the run
+    texts: str | None = None  # paths of several texts, [FILE1,FILE2] or a glob, in place of data
+    seq_len: int | None = None  # tokens of a window; null: the model's context
+    document_mask: bool | None = None  # whether attention stays in a document; null: as in training
+    details: bool = False  # whether the loss by the frequency of the target is shown
+    plot: str | None = None  # file, .svg or .png, for a figure of the details
+    threads: int | None = None  # threads of torch; null: OMP_NUM_THREADS, else all cores
+    classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "texts", "plot")
+        if self.data is not None:
+            for key, value in asdict(self.data).items():
+                if key not in TEXT_SETTINGS and value != default_of(DataConfig, key):
+                    raise UserError(f"data.{key}={value}: is for training")
+            require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
+        require_min(1, "", self, "threads", "seq_len")
+        self.details |= self.plot is not None
+        is_figure = self.plot is None or self.plot.endswith((".svg", ".png"))
+        require(is_figure, f"plot={self.plot}", "a name that ends in .svg or .png")
+
 
 SCHEMA = EvaluateConfig
 
@@ -34,65 +68,164 @@ def run(args: list[str]) -> int:
     return score(parse_arguments(args))
 
 
-def score(config: EvaluateConfig) -> int:
-    pairs = _pairs_of(config)  # raises UserError before the slow imports below
-    if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
-        raise UserError(f"plot={config.plot}: {folder} is no folder")
-    from lm.scoring import check, evaluate_run
-
-    for pair in pairs:
-        check(pair)
-    several = config.texts is not None or config.run_dir not in (None, pairs[0].run_dir)
-    bar = sys.stderr.isatty()
-    scores, failed = list[dict[str, Any]](), list[UserError]()
-    for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
-        text = "validation text" if pair.data is None else without_secrets(pair.data.path or pair.data.source)
-        try:
-            with error_prefix(f"run_dir={pair.run_dir}, {text}") if several else nullcontext():
-                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
-        except UserError as error:  # the others are scored all the same
-            failed.append(error)
-    if not scores:
-        raise failed[0]
-    print(format_table(score_table(scores, several)), file=sys.stderr)
-    for title, rows in detail_tables(scores, several):
-        print("", title, format_table(rows), sep="\n", file=sys.stderr)
-    if config.plot is not None:
-        from lm.lab.report.figures import save
-        from lm.lab.runs.curves import draw_scores  # matplotlib takes a second, and few ask for a figure
-
-        save(lambda: draw_scores(scores), Path(config.plot))
-    print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
-    return max(map(handle_exception, failed), default=0)
-
-
 def parse_arguments(args: list[str]) -> EvaluateConfig:
-    """The configuration; its group `data` is composed as train does. A folder is the run, a file the text.
-
-    Raises UserError.
-    """
+    """Return the configuration. A bare folder is the run, a bare file the text. Raises UserError."""
     words, settings = split_words(args, EvaluateConfig)
-    runs = [*filter(is_folder, words)]
+    runs = [word for word in words if is_folder(word)]
     texts = [word for word in words if word not in runs]
-    if len(texts) > 1 and all(map(is_text, texts)):
+    for word in texts:
+        if not is_text(word):
+            raise UserError(unknown_word(word))
+    if len(texts) > 1:
         several = shlex.quote(f"texts=[{','.join(texts)}]")
         raise UserError(f"{texts[1]}: is a second text; did you mean {several}?")
-    args = with_folders(runs, with_text([*texts, *settings], kinds_of(EvaluateConfig)) if texts else settings)
-    data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
-    if data and not any(arg.startswith("data=") for arg in data):
-        raise UserError(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
+    data = [word for word in settings if word.lstrip("+").startswith(("data=", "data."))]
+    settings = with_folders(runs, [word for word in settings if word not in data])
+    if texts:
+        data = [*text_settings(texts[0]), *data]
+    if data and not any(word.startswith("data=") for word in data):
+        raise UserError(f"{data[0]}: choose a kind of text beside it, as in data=text data.path=FILE")
     text = compose("train", data, RunConfig).data if data else None
-    return parse(EvaluateConfig, [arg for arg in args if arg not in data], data=text)
+    config: EvaluateConfig = parse(EvaluateConfig, settings, data=text)
+    return config
 
 
-def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
-    """A configuration of one run and one text for each pair that is asked for. Raises UserError."""
-    runs, texts = runs_of(config.run_dir), [config.data]
-    if config.texts is not None:
-        texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]
-    for text in texts:
-        if config.data is not None:
-            check_paths(config.data, TokenizerConfig())
-        elif text is not None and not is_url(str(text.path)):
-            local_files(str(text.path), key="texts")
-    return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]
+def score(config: EvaluateConfig) -> int:
+    """Score each run on each text; each model is loaded once, each text is read once for each tokenizer."""
+    runs = runs_of(config.run_dir)  # raises UserError before the slow imports below
+    texts = _texts_of(config)
+    if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
+        raise UserError(f"plot={config.plot}: {folder} is no folder")
+    for name in runs:
+        read_settings(model_folder(name))
+    from lm.system.device import best_device, set_threads
+
+    set_threads(config.threads)
+    is_several = config.texts is not None or config.run_dir not in (None, runs[0])
+    scores, failed = list[dict[str, Any]](), list[UserError]()
+    encoded: dict[tuple[str, str], Any] = {}  # (text, hash of the tokenizer) -> tokens
+    for name in tqdm(runs, "runs", leave=False, disable=not sys.stderr.isatty() or len(runs) == 1):
+        try:
+            with error_prefix(f"run_dir={name}"):
+                net, tokenizer = load_model(name, config.classes or ())
+                net.to(best_device())
+        except UserError as error:  # the other runs are scored all the same
+            failed.append(error)
+            continue
+        for text in texts:
+            label = "validation text" if text is None else without_secrets(text.path or text.source)
+            try:
+                with error_prefix(f"run_dir={name}, {label}"):
+                    values = _score(net, tokenizer, Path(name), text, config, encoded)
+                scores.append({"run": name, "text": label, **values})
+            except UserError as error:
+                failed.append(error)
+    if not scores:
+        raise failed[0]
+    print(format_table(score_table(scores, is_several)), file=sys.stderr)
+    for title, rows in detail_tables(scores, is_several):
+        print("", title, format_table(rows), sep="\n", file=sys.stderr)
+    if config.plot is not None:
+        load("lm.lab.runs.curves.plot_scores")(scores, Path(config.plot))
+    single = {key: value for key, value in scores[0].items() if key not in ("run", "text")}
+    print(json.dumps(scores if is_several else single))
+    return max(map(report_error, failed), default=0)
+
+
+def _texts_of(config: EvaluateConfig) -> list[DataConfig | None]:
+    if config.data is not None:
+        check_paths(config.data, TokenizerConfig())
+        return [config.data]
+    if config.texts is None:
+        return [None]
+    texts: list[DataConfig | None] = []
+    for path in listed(config.texts, "texts"):
+        if not is_url(path):
+            local_files(path, key="texts")
+        texts.append(DataConfig(source="text", path=path))
+    return texts
+
+
+def _score(
+    net: Any,
+    tokenizer: Any,
+    run_dir: Path,
+    text: DataConfig | None,
+    config: EvaluateConfig,
+    encoded: dict[tuple[str, str], Any],
+) -> dict[str, Any]:
+    """Return the scores of a model on a text, or on the validation text of its run. Raises UserError."""
+    from lm.data.tokens import encode_whole
+    from lm.scoring import evaluate, own_data
+
+    if (config.seq_len or 1) > net.seq_len:
+        raise UserError(f"seq_len={config.seq_len}: the context of the model is {net.seq_len}")
+    if config.document_mask is not None:
+        net.document_separator = tokenizer.eot if config.document_mask else None
+    bar = sys.stderr.isatty()
+    if text is None:
+        data, _ = own_data(run_dir, bar)
+        tokens, n_bytes, train = data.val, data.val_bytes, data.train
+    else:
+        key = (repr(text), tokenizer.hash)
+        if key not in encoded:
+            encoded[key] = encode_whole(text, tokenizer, not bar)
+        (tokens, n_bytes), train = encoded[key], None
+        _warn_of_training_text(run_dir, text)
+    measures = [load("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
+    window = config.seq_len or net.seq_len
+    scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
+    if not math.isfinite(scores.loss):
+        raise UserError(f"the loss is {scores.loss}; the weights are not those of a model")
+    result: dict[str, Any] = {
+        "loss": scores.loss,
+        "perplexity": scores.perplexity,
+        "bpb": scores.bpb(n_bytes),
+        "top1": scores.top1,
+        "tokens": scores.n_tokens,
+        "bytes": n_bytes,
+    }
+    for measure in measures:
+        result |= measure.scores(train)
+    return result
+
+
+def _warn_of_training_text(run_dir: Path, text: DataConfig) -> None:
+    """Say so if most of the text is the text that the run was trained on."""
+    from lm.training.run_directory import RunDirectory
+
+    path = RunDirectory(run_dir).read_config().get("data", {}).get("path")
+    if path and text.path and Path(path).exists() and Path(text.path).exists() and Path(path).samefile(text.path):
+        log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
+
+
+def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:
+    """Return a row for each figure, or of several runs and texts a row for each pair."""
+    plain = [
+        {key: value for key, value in score.items() if not isinstance(value, list) and key != "frequency_in"}
+        for score in scores
+    ]
+    if is_several:
+        return _rows(plain)
+    return [(key, _cell(value)) for key, value in plain[0].items() if key not in ("run", "text")]
+
+
+def detail_tables(scores: list[dict[str, Any]], is_several: bool) -> list[tuple[str, Rows]]:
+    """Return titles and tables of the loss by the frequency of the target."""
+    tables = []
+    for score in scores:
+        if "by_frequency" in score:
+            place = f" ({score['run']}, {score['text']})" if is_several else ""
+            title = f"Loss by the frequency of the target in {score['frequency_in']}{place}"
+            tables.append((title, _rows(score["by_frequency"])))
+    return tables
+
+
+def _rows(records: Sequence[Mapping[str, Any]]) -> Rows:
+    return [tuple(records[0]), *(tuple(map(_cell, record.values())) for record in records)]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return "beyond e^700" if value is None else str(value)

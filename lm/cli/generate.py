@@ -1,8 +1,8 @@
-"""Continue a prompt: lm-lab generate run_dir=RUN "prompt=def f(x, y):" [max_new_tokens=N] [temperature=T]
+"""Continue a prompt: lm-lab generate [RUN] "PROMPT" [max_new_tokens=N] [temperature=T]
 
-The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (- is standard input). Standard output
-is the prompt and its continuation, as it is decoded. run_dir=[RUN1,RUN2] or a glob lets several runs continue it. top=5
-shows the likeliest next tokens of each step on standard error.
+The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (- is standard input).
+Standard output is the prompt and its continuation. run_dir=[RUN1,RUN2] or a glob lets several runs
+continue it. top=5 shows the likeliest next tokens of each step on standard error.
 """
 
 import io
@@ -12,16 +12,42 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lm.cli import command_line
-from lm.cli.compose import parse
-from lm.cli.mistakes import kinds_of, whole_prompt
-from lm.cli.words import is_folder, runs_of, split_words, with_folders
-from lm.config import GenerateConfig, UserError
-from lm.config.checks import reading
+from lm.cli.arguments import is_folder, parse, split_words, with_folders
+from lm.errors import UserError, expand_paths, reading, require_min, require_seed
+from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateConfig:
+    run_dir: str | None = None  # run, [RUN1,RUN2], glob, or folder of transformers; null: newest run
+    prompt: str | None = None  # text to continue, verbatim
+    prompt_file: str | None = None  # file with the prompt; -: standard input
+    interactive: bool = False  # whether prompts are asked for until the end of input
+    max_new_tokens: int = 128  # most tokens of a continuation, which ends at an end-of-text token
+    temperature: float = 0.0  # temperature of sampling; 0: greedy
+    top_k: int | None = None  # number of most probable tokens that are sampled from; null: all
+    top_p: float = 1.0  # probability of the most probable tokens that are sampled from together
+    min_p: float = 0.0  # least probability of a sampled token, as a fraction of the largest
+    top: int | None = None  # number of likeliest next tokens that each step shows; null: none
+    n_samples: int = 1  # number of continuations, each under a line with its number
+    seed: int = 0  # random seed of sampling
+    threads: int | None = None  # threads of torch; null: OMP_NUM_THREADS, else all cores
+    classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "prompt_file")
+        require_min(0, "", self, "max_new_tokens", "temperature")
+        require_seed(self.seed)
+        require_min(1, "", self, "threads", "n_samples", "top")
+        if self.n_samples > 1 and self.temperature == 0:
+            raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
+
 
 SCHEMA = GenerateConfig
 
@@ -31,7 +57,7 @@ def run(args: list[str]) -> None:
     prompts = _prompts(config)
     names = runs_of(config.run_dir)  # raises UserError before the slow imports below
     from lm.decoding import Sampling
-    from lm.formats.folder import load_model
+    from lm.folder import load_model
     from lm.system.device import best_device, set_threads
 
     sampling = {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p")}
@@ -39,12 +65,12 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     models = {}
     for name in names:
-        net, tokenizer = load_model(name, config.classes)
+        net, tokenizer = load_model(name, config.classes or ())
         models[name] = net.to(best_device()), tokenizer
-    for turn, prompt in enumerate(prompts):  # of several that are typed, each is drawn anew
+    for turn, prompt in enumerate(prompts):  # each typed prompt is drawn with further seeds
         for name, (net, tokenizer) in models.items():
             try:
-                tokenizer.without_unknown(prompt)  # warn or fail before anything is printed
+                tokenizer.without_unknown(prompt)  # warns or fails before anything is printed
             except UserError as error:
                 if not config.interactive:
                     raise
@@ -60,25 +86,20 @@ def run(args: list[str]) -> None:
 
 
 def _with_words(args: list[str]) -> list[str]:
-    """The settings, with the run and the prompt that words give: folders, and all other words. Raises UserError."""
+    """Return the settings with the run and the prompt that bare words give. Raises UserError."""
     words, settings = split_words(args, GenerateConfig)
     runs = [word for word in words if os.path.isdir(word) or ("/" in word and is_folder(word))]  # "*" is a prompt
     prompt = [word for word in words if word not in runs]
     if len(prompt) == 1 and os.path.isfile(prompt[0]):
         meant = " or ".join(shlex.quote(f"{key}={prompt[0]}") for key in ("prompt_file", "prompt"))
         raise UserError(f"{prompt[0]}: is a file; did you mean {meant}?")
-    for word in prompt if not runs else ():
-        if " " not in word and (folder := os.path.dirname(word)).strip("/") and os.path.isdir(folder):
-            raise UserError(f"{word}: no such run; {whole_prompt(args, kinds_of(GenerateConfig))} is a prompt")
-    given = [arg for arg in settings if arg.startswith("prompt=")]
-    if len(given) + bool(prompt) > 1:
-        second, whole = " ".join(prompt) or given[1], whole_prompt(args, kinds_of(GenerateConfig))
-        raise UserError(f"{second}: is a second prompt; did you mean {whole}, in quotes?")
+    if prompt and any(setting.startswith("prompt=") for setting in settings):
+        raise UserError(f"{' '.join(prompt)}: is a second prompt; write one prompt in quotes")
     return with_folders(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
 
 
 def _prompts(config: GenerateConfig) -> Iterator[str]:
-    """The prompt, or the content of prompt_file, or typed lines. Raises UserError if it is not UTF-8."""
+    """Yield the prompt, the content of prompt_file, or typed lines. Raises UserError if it is not UTF-8."""
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
         example = f'{command_line("generate")} "Once upon a time"'
         raise UserError(f"prompt: give one, as in {example}, or prompt_file=FILE, or interactive=true")
@@ -89,15 +110,15 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
     is_stdin = config.prompt_file == "-"
     with reading(Path("standard input" if is_stdin else config.prompt_file), "UTF-8"):
         content = sys.stdin.buffer.read() if is_stdin else Path(config.prompt_file).read_bytes()
-        return iter([content.decode()])
+        return iter([content.decode("utf-8-sig")])
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines of standard input until it ends; on a terminal, with editing and a history."""
+    """Yield lines of standard input until it ends; on a terminal with editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):
-        import readline  # noqa: F401  # input() uses it once it is imported
+        import readline  # noqa: F401  # input() uses the module once it is imported
     if sys.stdin.isatty():
         print("Each line is a prompt. Ctrl-D ends.", file=sys.stderr)
     with suppress(EOFError):
@@ -127,5 +148,5 @@ def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, sam
 
 
 def _shown(text: str) -> str:
-    """No text of a model steers a terminal."""
-    return printable(text) if sys.stdout and sys.stdout.isatty() else text
+    """Return text that cannot steer a terminal."""
+    return printable(text) if sys.stdout.isatty() else text

@@ -1,14 +1,14 @@
 """Train one run: lm-lab train [TEXT] [group=choice] [key=value ...]
 
-TEXT is a file, folder, glob or address; without one, the source of Python's standard library is read.
-
-The same command again resumes a run that was interrupted and shows the table of one that is finished; so does
-lm-lab train run_dir=RUN, with the settings of that run. With -m, comma-separated values make a run each:
-lm-lab train -m head=tied,untied seed=0,1,2
+TEXT is a file, folder, glob or address; its size chooses the experiment. Without a text, the source
+of Python's standard library is read. The same command resumes a run that was interrupted and shows a
+run that is finished. -m head=tied,untied seed=0,1 trains four runs.
 """
 
+import logging
 import re
-from argparse import Namespace
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +18,163 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli import command_line
-from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
-from lm.cli.main import configure_streams, job
-from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
-from lm.cli.recipe import tell, with_recipe
-from lm.cli.summaries import ending, summary, sweep
-from lm.cli.words import is_question, with_text
-from lm.config import RunConfig, UserError
+from lm.cli.arguments import CONFIGS, hydra_words, key_of, kinds_of
+from lm.cli.compose import explaining, register, to_dataclass
+from lm.cli.main import configure_messages, report_error
+from lm.config import RunConfig
+from lm.data.ngram import ngram_figure
 from lm.data.paths import check_paths
-from lm.system.terminal import close_bars, format_table, is_first_process
+from lm.errors import UserError, without_secrets
+from lm.folder import newest_run
+from lm.system.terminal import close_bars, format_table, is_first_process, printable, wrapped
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = RunConfig
-finished: list[tuple[list[str], dict[str, Any]]] = []  # the overrides of a run, and its result
+IS_HYDRA = True
+SAMPLE_TEMPERATURE = 0.8
+GREEDY_LINES = 4  # lines of a greedy sample that are shown: the next ones often repeat them
+PROMPT_CHARACTERS = 24  # of the prompt in the command to paste
+FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # of a run in a sweep
+Rows = list[tuple[str, ...]]
+log = logging.getLogger(__name__)
 
 
-@hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
-@job
-def program(config: DictConfig) -> float | None:
-    """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
-    overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
-    run = to_dataclass(config, overrides, RunConfig)
-    configure_streams(run.trainer.world_size)
+def run(args: list[str]) -> int:
+    kinds = kinds_of(RunConfig)
+    words, notes = hydra_words(args, kinds)
+    typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
+    register("train", RunConfig)
+    finished: list[tuple[list[str], dict[str, Any]]] = []  # overrides and result of each run
+    codes = [0]
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
+    def job(config: DictConfig) -> float | None:
+        """Train a run; return the validation loss, which a sweeper that searches minimises."""
+        overrides = [*HydraConfig.get().overrides.task]
+        is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        sys.argv = typed
+        try:
+            result = _train(config, overrides, is_sweep, notes)
+        except Exception as error:
+            if not is_sweep:
+                raise
+            codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+            return None
+        if result is None:
+            return None
+        finished.append((overrides, result))
+        return float(result["val_loss"])
+
+    with explaining(args, kinds):
+        job()
+    if len(finished) > 1:
+        print(format_table(sweep_table(finished)))
+    return max(codes)
+
+
+def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: list[str]) -> dict[str, Any] | None:
+    """Train what Hydra has composed and print the end of the run. None in all processes but the first."""
+    run: RunConfig = to_dataclass(config, overrides, RunConfig)
+    configure_messages(run.trainer.world_size)
+    if is_sweep and run.trainer.world_size > 1:
+        raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
+    is_fixed = any(key_of(word) == "run_dir" and "${" not in word for word in overrides)
+    if is_sweep and run.run_dir and is_fixed:
+        raise UserError(f"run_dir={run.run_dir}: a sweep needs a directory for each run; leave run_dir out")
     path = Path(run.run_dir or "")
     result = RunDirectory(path).finished_result(run) if run.run_dir else None
-    if several and run.trainer.world_size > 1:
-        raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if result is None:
         check_paths(run.data, run.tokenizer)
-        tell(run.data)
-        from lm.training.train import train  # its imports take seconds
+        for note in notes or [without_secrets(run.data.path or "the source of Python's standard library")]:
+            log.info("reading %s", note)
+        from lm.training.train import train  # imports torch and Fabric, which takes seconds
 
         path, result = train(run)
-    tell()
     if not is_first_process(run.trainer.world_size):
         return None
-    finished.append((overrides, result))
     close_bars()
-
-    if several:
-        print(format_table(summary(result)), f"\n{path}\n", sep="\n")
+    if is_sweep:
+        print(format_table(score_table(result)), f"\n{path}\n", sep="\n")
     else:
         saved = RunDirectory(path).read_config()
-        if run.prompts not in (None, saved.get("prompts")):  # a run that was finished before has samples of its own
-            result = result | {"samples": [], "copied": False}
+        if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of its own
+            result = result | {"samples": []}
         print(*ending(path, result, saved), sep="\n")
-    return float(result["val_loss"])
+    return result
 
 
-def prepare(flags: Namespace) -> list[str]:
-    """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
-    kinds = kinds_of(RunConfig)
-    for override in flags.overrides:
-        if flags.multirun and re.fullmatch(r"run_dir=(?!null$)[^,$]+", override):
-            raise UserError(f"{override}: a sweep needs a directory for each run; leave run_dir out")
-        if re.match(r"\+*ablation[.=]", override):  # Hydra would find a group without a place
-            raise UserError(no_such_key(override, kinds, flags.overrides))
-        if is_question(override):
-            raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
-    overrides = with_text(flags.overrides, kinds)
-    words = [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
-    return with_recipe(words, flags.config_dir)
+# --- the end of a run
 
 
-def run(args: list[str]) -> None:
-    register("train", RunConfig)
-    run_hydra(program, args, kinds_of(RunConfig), prepare)
-    if len(finished) > 1:
-        print(format_table(sweep(finished)))
+def score_table(result: dict[str, Any]) -> Rows:
+    roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
+    figure = ngram_figure(result)
+    trained = result["n_params_trained"]
+    part = f", {trained:,} of which train" if trained < result["n_params"] else ""
+    return [
+        ("validation loss", f"{result['val_loss']:.4f} nats per token"),
+        ("bits per byte", f"{result['val_bpb']:.3f}" + (f" ({figure})" if figure else "")),
+        ("top-1 accuracy", f"{result['val_top1']:.1%}"),
+        ("parameters", f"{result['n_params']:,} ({roles}){part}"),
+        ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
+        ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
+    ]
+
+
+def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
+    """Return a table of a sweep: a column for each setting that was swept, a row for each set of seeds."""
+    import pandas as pd  # takes a second
+
+    words = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
+    keys = dict.fromkeys(key for own in words for key in own if key not in ("seed", "run_dir"))
+    swept = [key for key in keys if len({own.get(key) for own in words}) > 1]
+    sets = [tuple(without_secrets(own.get(key, "")) for key in swept) for own in words]
+    frame = pd.DataFrame([{key: result[key] for key in FIGURES} for _, result in finished])
+    groups = frame.assign(set=sets).drop_duplicates(["set", "seed"]).groupby("set", sort=False)
+    heads = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb")
+    rows: Rows = [(*swept, *heads, "parameters", "seconds")]
+    for values, own in groups:
+        loss, mean = own["val_loss"], own[[*FIGURES]].mean()
+        scores = (mean["val_loss"], loss.std(), loss.sem(), mean["val_bpb"])
+        cells = ["" if pd.isna(score) else f"{score:.4f}" for score in scores]
+        rows.append((*values, str(len(own)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
+    return rows
+
+
+def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a finished run: scores, samples, and commands to type next."""
+    rows = score_table(result)
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        yield wrapped(f"{name:{width}}{value}", rest=" " * width)
+    samples = result["samples"] if config.get("prompts") else result["samples"][:1]
+    for sample in samples:
+        for title, key, most in (("Drawn at temperature=0.8", "drawn", None), ("Greedy", "continuation", GREEDY_LINES)):
+            text = printable(sample["prompt"] + sample[key])
+            yield from ("", f"{title}:", "", *wrapped(text, "  ", "  ", whole=False).split("\n")[:most])
+    yield from ("", str(path), "")
+    yield from (f"  {line}" for line in next_commands(path, result, config))
+
+
+def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield commands to paste. They take the newest run by themselves."""
+    run = [] if newest_run(Path("runs")) == path else [str(path)]
+    prompt = result["samples"][0]["prompt"] if result["samples"] else "Once upon a time"
+    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
+    yield command_line("look", *run)
+    if config["data"]["source"] in ("stdlib", "text") and not config["init_from"]:
+        yield command_line("ablate", "head=tied,untied", *filter(None, [config["data"]["path"]]))
+
+
+def beginning(prompt: str) -> str:
+    """Return the first words of a prompt, as a word that is no setting and no flag.
+
+    >>> beginning("To be, or not to be, that is the question"), beginning("x = 1")
+    ('To be, or not to be,', 'prompt=x = 1')
+    """
+    words = prompt.splitlines()[0] if prompt.strip() else ""
+    if words != printable(words):
+        return "Once upon a time"
+    if len(words) > PROMPT_CHARACTERS:
+        words = words[:PROMPT_CHARACTERS].rpartition(" ")[0] or words[:PROMPT_CHARACTERS]
+    return words if re.fullmatch(r"\w[\w ,.:;!?'()-]*", words) else f"prompt={words}"

@@ -1,13 +1,11 @@
 """Batches: an endless stream for training, one pass over the text for validation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from lm.data.ngram import ExpectedTokens
 
 IGNORED = -100  # the target that CrossEntropyLoss ignores
 Batch = tuple[Tensor, Tensor]
@@ -37,7 +35,7 @@ class TrainingStream:
     world_size: int = 1
     overfit_batches: int = 0
     documents: np.ndarray | None = None  # (n,) increasing, from 0 on
-    expected: ExpectedTokens | None = None
+    expected: Callable[[np.ndarray], np.ndarray] | None = None  # places (n,) to probabilities (n, V)
     smoothing: float = 0.0  # the share of each target that is what is expected
 
     def __post_init__(self) -> None:

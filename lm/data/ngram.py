@@ -24,8 +24,6 @@ import numpy as np
 TRAIN_BYTES, VAL_BYTES = 10_000_000, 4_000_000  # of a text at most: about a second of one core, 150 MB of memory
 STRETCH = 1 << 14  # bytes: what is used of a longer text are evenly spaced stretches, joined as if they were one text
 ORDER = 6  # bytes of an n-gram: contexts of up to five bytes, and n-grams that fit into 64 bits
-TOKEN_ORDER = 5  # of the model of tokens
-MOST_TOKENS = 10_000_000  # which this model may have read: of each it keeps 50 to 100 bytes
 FALLBACK = (0.5, 1.0, 1.5)  # the discounts of a count for which the counts of counts give none, as KenLM's
 
 
@@ -72,7 +70,7 @@ def evenly_spaced(values: np.ndarray, n: int) -> np.ndarray:
 
 def _interpolation(seen: np.ndarray, counts: np.ndarray, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each of `ngrams` what its own count contributes to its p, and the weight of p with a shorter context."""
-    discounts, byte, following = np.array([0.0, *_discounts(counts)]), np.uint64(8), np.uint64(1)
+    discounts, byte, following = np.array([0.0, *discounts_of(counts)]), np.uint64(8), np.uint64(1)
     begin = np.searchsorted(seen, ngrams >> byte << byte)  # the n-grams with the same context
     end = np.searchsorted(seen, ((ngrams >> byte) + following) << byte)
     n = _sums(counts, begin, end)
@@ -89,7 +87,7 @@ def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return sums[end] - sums[begin]
 
 
-def _discounts(counts: np.ndarray) -> list[float]:
+def discounts_of(counts: np.ndarray) -> list[float]:
     """D(1), D(2) and D(3 or more). One that would not lie above 0 and at most at its count falls back."""
     n1, n2, n3, n4 = (int(np.count_nonzero(counts == i)) for i in range(1, 5))
     y = n1 / (n1 + 2 * n2) if n1 else 0.0
@@ -114,47 +112,3 @@ def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     is_last = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=is_last[:-1])
     return keys[is_last], np.diff(np.flatnonzero(is_last).astype(np.int32), prepend=np.int32(-1))
-
-
-class ExpectedTokens:
-    """What the same kind of model, of tokens in place of bytes, expects at each place of its own training text.
-
-    In place of the one token that stands there, that is a target for a model which reads its text so often that it
-    would learn by heart (Malagutti et al., 2024). `n_rows`: those of the model's logits, which may be more than the
-    tokens.
-    """
-
-    def __init__(
-        self, tokens: np.ndarray, vocab_size: int, order: int = TOKEN_ORDER, n_rows: int | None = None
-    ) -> None:
-        n = len(tokens)
-        text = np.concatenate([np.full(order - 1, vocab_size), tokens]).astype(np.int64)
-        contexts = [np.zeros(n, np.int32)]  # for each length, the number of the context of each place (n,)
-        for length in range(1, order):
-            longer = contexts[-1] * np.int64(vocab_size + 1) + text[order - 1 - length :][:n]
-            contexts.append(np.unique(longer, return_inverse=True)[1].astype(np.int32))
-        levels, places = list[tuple[np.ndarray, ...]](), np.arange(n)
-        for context in reversed(contexts):  # `places` has one place of each distinct n-gram of the length above
-            keys = context[places] * np.int64(vocab_size) + tokens[places]
-            keys, first, counts = np.unique(keys, return_index=True, return_counts=True)
-            places, (of, token) = places[first], np.divmod(keys, vocab_size)
-            discount, total = np.array([0.0, *_discounts(counts)])[np.minimum(counts, 3)], np.bincount(of, counts)
-            begin = np.searchsorted(of, np.arange(len(total) + 1))  # of the tokens after each context, in order
-            own, rest = (counts - discount) / total[of], np.bincount(of, discount) / total
-            levels.append((context, begin, token, own.astype(np.float32), rest.astype(np.float32)))
-        (_, _, token, own, rest), *self.levels = reversed(levels)
-        self.unigrams = np.zeros(n_rows or vocab_size, np.float32)
-        self.unigrams[:vocab_size] = np.float32(1 / vocab_size) * rest
-        self.unigrams[token] += own
-
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """The probabilities (n, V) of the token at each of the places (n,)."""
-        p = np.tile(self.unigrams, (len(places), 1))
-        for context, begin, token, own, rest in self.levels:
-            at = context[places]
-            n_tokens = begin[at + 1] - begin[at]
-            row = np.repeat(np.arange(len(places)), n_tokens)
-            entry = np.arange(len(row)) + np.repeat(begin[at] - np.cumsum(n_tokens) + n_tokens, n_tokens)
-            p *= rest[at, None]
-            p[row, token[entry]] += own[entry]
-        return p

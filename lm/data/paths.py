@@ -9,12 +9,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.config.checks import expanded
+from lm.config import DataConfig, TokenizerConfig
+from lm.errors import UserError, expanded
+from lm.registry import load
 
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".parquet",), "tokens": (".bin",)}
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
@@ -35,6 +36,46 @@ def suffix(path: str | Path) -> str:
     name = str(path).partition("?")[0] if is_url(str(path)) else str(path)
     stem, last = os.path.splitext(name.lower())
     return os.path.splitext(stem)[1] if last in COMPRESSED else last
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of text (a choice of the group data) that a file, folder or glob holds, by endings.
+
+    >>> kind_of("my.txt"), kind_of("rows.jsonl.gz")
+    ('text', 'json')
+    """
+    endings = {suffix(path)}
+    with suppress(OSError, UserError):  # an address, or nothing
+        endings = {suffix(file) for file in local_files(path).values()}
+    return next((kind for kind, suffixes in SUFFIXES.items() if endings <= {*suffixes}), "text")
+
+
+def text_size(path: str, kind: str, column: str, limit: float) -> int:
+    """Return the bytes of a text, decompressed; the bytes of a column in a table. Stops counting at `limit`."""
+    if is_url(path):
+        files = [downloaded(path, DataConfig().cache, "data.path")]
+    else:
+        files = [*local_files(expanded(path, "data.path"), SUFFIXES.get(kind, ())).values()]
+    n_bytes = 0
+    for file in files:
+        if kind == "text" and not file.name.lower().endswith(COMPRESSED):
+            n_bytes += file.stat().st_size
+            continue
+        with reading_from(str(file), kind):
+            for piece in _pieces(file, kind, column):
+                n_bytes += len(piece)
+                if n_bytes >= limit:
+                    return n_bytes
+    return n_bytes
+
+
+def _pieces(file: Path, kind: str, column: str) -> Iterator[bytes]:
+    if kind != "text":
+        yield from load("lm.lab.sources.tables.texts_in")(file, kind, column)
+        return
+    with open_file(file) as content:
+        while block := content.read(BLOCK):
+            yield block
 
 
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:

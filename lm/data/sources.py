@@ -8,18 +8,19 @@ import re
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from lm.config import DataConfig, UserError
+from lm.config import DataConfig
 from lm.data import paths
-from lm.lab.sources.tables import READERS, cells_in, cells_of, documents_of
+from lm.errors import UserError
+from lm.registry import load
 from lm.system.files import json_sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
+TABLE_FILES = ("json", "csv", "parquet")
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Files:
         self.config, self.place, self.files, self.sha256 = config, place, files, (config.sha256 or "").lower()
         if config.source in ("text", "stdlib"):
             self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
-            for kind in READERS:
+            for kind in TABLE_FILES:
                 if all(paths.suffix(file) in paths.SUFFIXES[kind] for file in files.values()):
                     log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
 
@@ -70,13 +71,12 @@ class Files:
     def documents(self, max_bytes: int | None) -> Documents:
         if self.config.source == "tokens":
             raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
-        return self._rows() if self.config.source in READERS else self._texts(max_bytes)
+        return self._rows() if self.config.source in TABLE_FILES else self._texts(max_bytes)
 
     def _rows(self) -> Documents:
         kind, column = self.config.source, self.config.column
         with paths.reading_from(self.place, kind):
-            cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
-            yield from documents_of(cells, column)
+            yield from load("lm.lab.sources.tables.documents_in")(self.files.values(), kind, column)
 
     def _texts(self, max_bytes: int | None) -> Documents:
         if self.sha256 and len(self.files) > 1:
@@ -146,84 +146,6 @@ def _not_utf8(file: Path, at: int, reason: str) -> UserError:
 # --- the Hugging Face Hub
 
 
-class Hub:
-    """A document from each row of a column of a split, at one commit of a data set on the Hugging Face Hub."""
-
-    def __init__(self, config: DataConfig, key: str) -> None:
-        self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
-        if not COMMIT.fullmatch(self.commit):  # a whole commit hash stands for itself
-            self.commit = _hub_commit(config, config.revision)
-
-    def state(self) -> str:
-        return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
-
-    def documents(self, max_bytes: int | None) -> Documents:
-        return documents_of(_hub_cells(self.config, self.commit, self.key), self.config.column)
-
-
-def _hub_commit(config: DataConfig, revision: str | None) -> str:
-    """The commit of a revision, or the newest of the main branch, if it may be read."""
-    from huggingface_hub import HfApi
-
-    api, name = HfApi(), str(config.path)
-    with _hub_errors(config, revision):
-        info = api.dataset_info(name, revision=revision, timeout=paths.TIMEOUT)
-        if info.gated:
-            api.auth_check(name, repo_type="dataset")
-    return str(info.sha)
-
-
-def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
-    """The cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
-
-    A read that fails is tried again by the library for a while, from where it stopped.
-    """
-    import datasets
-
-    _hub_commit(config, commit)
-    with _hub_errors(config, commit):
-        path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
-        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
-        try:
-            builder = datasets.load_dataset_builder(path, config.name, revision=commit)
-        except ValueError as error:  # its text lists the configurations
-            raise UserError(f"data.name={config.name}: {' '.join(str(error).split())}") from error
-        if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
-            raise ConnectionError("its files cannot be listed")
-        splits = builder.config.data_files or {}
-        if config.split not in splits:
-            raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
-        files = [str(file) for file in splits[config.split]]
-        kinds = {file: kind for file in files for kind in READERS if paths.suffix(file) in paths.SUFFIXES[kind]}
-        if len(kinds) == len(files):
-            for file, kind in kinds.items():
-                yield from cells_in(file, kind, config.column)
-        else:  # of another kind, which the library reads
-            yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
-
-
-@contextmanager
-def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
-    from huggingface_hub import constants, errors
-
-    place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
-    login = "log in by `hf auth login` or set HF_TOKEN"
-    try:
-        yield
-    except UserError:
-        raise
-    except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
-        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}") from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
-    except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers with status {status}" if status else f"cannot be read ({paths.first_line(error)})"
-        raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error
-
-
 # --- the choice
 
 
@@ -259,7 +181,8 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
     `key` is the setting that errors name. Raises UserError, and OSError of a cache.
     """
     if config.source == "hub":
-        return Hub(config, "data.split" if key == "data.path" else key)
+        source: Source = load("lm.lab.sources.hub.Hub")(config, "data.split" if key == "data.path" else key)
+        return source
     if config.source == "stdlib":
         return Files(config, "data=stdlib", _stdlib())
     assert config.path is not None

@@ -14,9 +14,9 @@ import numpy as np
 import xxhash
 from tqdm import tqdm
 
-from lm.config import UserError
 from lm.data.paths import BLOCK
 from lm.data.sources import Source
+from lm.errors import UserError
 
 CHARACTER = 4  # bytes of the longest one
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.

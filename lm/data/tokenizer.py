@@ -19,9 +19,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from lm.config import TokenizerConfig, UserError
-from lm.config.checks import error_prefix
+from lm.config import TokenizerConfig
 from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress
+from lm.errors import UserError, error_prefix
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -231,7 +231,7 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
 
     >>> load_tokenizer(Path("absent.json"))
     Traceback (most recent call last):
-    lm.config.checks.UserError: absent.json: No such file or directory; expected a tokenizer.json
+    lm.errors.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
         with _refusing_panics():

@@ -21,12 +21,12 @@ import filelock
 import numpy as np
 import xxhash
 
-from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.config.data import OTHER_CACHE, TABLES
+from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, chunks, decoded, derived, overlap, read, sample, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, decoded_documents, encode, load_tokenizer, lost
+from lm.errors import UserError
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
 FORMAT = 10  # of the folder; a change causes folders to be built again
@@ -38,6 +38,7 @@ CHUNK = 1 << 20  # tokens that are looked at at a time; even
 NPY = b"\x93NUMPY"  # what a file of numpy.save begins with
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
+OTHER_CACHE = "data.cache_dir=DIR keeps the tokens elsewhere"
 log = logging.getLogger(__name__)
 
 
@@ -97,12 +98,12 @@ def prepare(
     if trained is not None and tokenizer.kind == "bpe" and not folder.exists():
         file = TokenizerConfig(kind="file", vocab_size=None, path=str(trained))
         return prepare(config, file, quiet, downloads=downloads)
-    if config.verify or not _is_whole(folder):
+    if not _is_whole(folder):
         if config.source == "hub" and not downloads:
             place = f"{sources[0].place}: its tokens are not in {folder.parent}"
             raise UserError(f"{place}; give a text: data=text data.path=FILE")
         with _naming(folder.parent), _locked(folder):
-            if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
+            if not _is_whole(folder):  # another process may have built it meanwhile
                 write = _write_given if config.source == "tokens" else _write_encoded
                 with _replacing(folder) as partial:
                     write(partial, sources, config, tokenizer, quiet)

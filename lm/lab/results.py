@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pandas as pd
 
-from lm.config import UserError
-from lm.config.identity import flat
+from lm.config import flat
+from lm.errors import UserError
 from lm.lab.ablation.contrasts import Contrast
 from lm.lab.ablation.record import FILE as RECORD
 from lm.lab.ablation.results import COLUMNS as RUN_COLUMNS

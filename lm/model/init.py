@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import UserError
+from lm.errors import UserError
 
 if TYPE_CHECKING:
     from lm.model.transformer import Attention, Transformer

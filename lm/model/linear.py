@@ -1,7 +1,4 @@
-"""The linear map: every projection, every FFN matrix and the LM head compute their matmul here; and low-rank adapters.
-
-Adapters are the only parameters that train in a model that has them.
-"""
+"""The linear map: every projection, every FFN matrix and the LM head compute their matmul here."""
 
 import math
 from collections.abc import Callable
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 from lm.config import ModelConfig
 from lm.model.kernels import onednn_linear, suits_onednn
 from lm.model.user_class import construct
+from lm.registry import load
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -69,53 +67,25 @@ class Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
-    """The class of the projection `name`, such as q_proj; it is called as cls(in_features, out_features, bias=...).
+# A setting of model.linear -> the class. The lab's class is named as text and imported when it is chosen.
+LINEARS: dict[str, Callable[..., nn.Module] | str] = {
+    "linear": Linear,
+    "lora": "lm.lab.lora.LoRALinear",
+}
 
-    It is the class that model.linear names; for lora, only where model.lora_targets has the name.
+
+def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
+    """Return the class of the projection `name`, such as q_proj, called as cls(in, out, bias=...).
+
+    With linear=lora a projection has an adapter only where model.lora_targets names the projection.
     """
     if name in config.adapted:
-        return partial(LoRALinear, rank=config.rank, alpha=config.alpha)
-    return Linear if config.linear in ("linear", "lora") else partial(construct, "model.linear", config.linear)
-
-
-class LoRALinear(Linear):
-    """Low-rank adaptation (Hu et al., 2021): x W^T + b + alpha/rank x A^T B^T.
-
-    A: (rank, in_features), initialised as every Linear; B: (out_features, rank), zero at first, so that the map begins
-    as that of W and b. The names are those of PEFT.
-
-    >>> LoRALinear(2, 3, rank=1, alpha=1)(torch.zeros(4, 5, 2)).shape
-    torch.Size([4, 5, 3])
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, rank: int, alpha: float) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.scale = alpha / rank
-        self.lora_A = Linear(in_features, rank, bias=False)
-        self.lora_B = _ZeroLinear(rank, out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        update: Tensor = self.lora_B(self.lora_A(x))  # (..., in_features) -> (..., rank) -> (..., out_features)
-        return super().forward(x) + self.scale * update  # (..., out_features)
-
-    def merged(self) -> Tensor:
-        """The one matrix (out_features, in_features) that computes the same."""
-        return self.weight + self.scale * self.lora_B.weight @ self.lora_A.weight
-
-
-class _ZeroLinear(Linear):
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
+        return partial(load(str(LINEARS["lora"])), rank=config.rank, alpha=config.alpha)
+    if config.linear in LINEARS:
+        return Linear
+    return partial(construct, "model.linear", config.linear)
 
 
 def is_adapter(name: str) -> bool:
     """Whether the parameter of this name is one of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
-
-
-def freeze_base(net: nn.Module) -> None:
-    """Let only adapters train, in a model that has some."""
-    if any(isinstance(module, LoRALinear) for module in net.modules()):
-        for name, parameter in net.named_parameters():
-            parameter.requires_grad_(is_adapter(name))

@@ -19,7 +19,7 @@ from lm.model.cache import KVCache, attention_inputs
 from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
 from lm.model.kernels import rms_norm  # F.rms_norm, faster on a CPU
-from lm.model.linear import freeze_base, projection  # Linear, or one with adapters
+from lm.model.linear import is_adapter, projection  # Linear, or the class of model.linear
 from lm.model.user_class import construct  # a class of the user's own, by its dotted path
 
 # --- norms
@@ -297,7 +297,9 @@ class Transformer(nn.Module):
             self.head = build("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":
             initialise(self, seed)
-        freeze_base(self)
+        if config.adapted:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(is_adapter(name))  # only adapters train
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """tokens: (B, T) ids; returns the final hidden states (B, T, D), which the head turns into logits.

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from lm.config import ModelConfig, UserError, foreign_classes
+from lm.config import ModelConfig, foreign_classes
+from lm.errors import UserError
 
 
 def import_class(key: str, path: str) -> type[nn.Module]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import require
+from lm.errors import require
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the control group, as containers have one
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls

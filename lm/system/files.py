@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import yaml
 
+PARTIAL = ".partial-"  # beginning of the name of a temporary file
 HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 STALE_SECONDS = 3600.0  # without a change to a temporary file of another machine
 
@@ -87,6 +88,13 @@ def _remove_unlocked(paths: Iterable[Path]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process holds it
             if path.name.startswith(f".partial-{HOST}-") or time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Wait until the content of the files is on disk."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.config.checks import without_secrets
+from lm.errors import without_secrets
 
 NO_VALUE = "-"
 LONG = 12  # digits that are not read any more

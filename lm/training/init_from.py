@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
-from lm.config.run import TIED_MATRICES
+from lm.config import TIED_MATRICES, RunConfig, foreign_classes
 from lm.data.tokens import TextData
-from lm.formats.base import agrees, read_base
-from lm.formats.folder import load_model
+from lm.errors import UserError
+from lm.folder import load_model, read_base
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
@@ -32,7 +31,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     if run.init_sha256 not in (None, base.sha256):
         raise UserError(f"init_from={run.init_from}: its weights have the hash {base.sha256}, not {run.init_sha256}")
     for key, value in asdict(base.settings.model).items():
-        if not agrees(key, own := getattr(run.model, key), value):
+        if not base.accepts(key, own := getattr(run.model, key)):
             raise UserError(f"model.{key}={own}: init_from={run.init_from} has {value}")
     typed = [*foreign_classes(run.model).values()]  # the classes of the loaded model are the same
     loaded, tokenizer = load_model(base.folder, classes=typed)
@@ -54,14 +53,6 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
     return record
-
-
-def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise UserError if a run cannot start from such a model. On the meta device, so weights are not needed."""
-    with torch.device("meta"):
-        loaded = Transformer(model, head, vocab_size=vocab_size, seq_len=seq_len)
-        net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
-    copy_weights(net, loaded, run.init_tied_matrix)
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig
+from lm.errors import UserError
 from lm.model.head import HEADS
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed

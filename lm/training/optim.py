@@ -46,7 +46,11 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
         if part not in groups:
             part = "block_matrices" if part in ("attention", "ffn", "adapter") and parameter.ndim == 2 else "other"
         groups[part]["params"].append(parameter)
-    return [{"name": name, **group, "peak_lr": group["lr"]} for name, group in groups.items() if group["params"]]
+    return [
+        {"name": name, **group, "peak_lr": config.lr_scale * group["lr"]}
+        for name, group in groups.items()
+        if group["params"]
+    ]
 
 
 def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:

@@ -1,7 +1,4 @@
-"""The processes of a run, as Fabric starts or finds them, and the signals that end them.
-
-The first signal ends a run between two steps, after a checkpoint, one of impatience at once.
-"""
+"""The processes of a run, as Fabric starts or finds them, and the signals that end a run."""
 
 import atexit
 import logging
@@ -11,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -19,62 +16,61 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
-from lm.config import UserError
-from lm.config.run import TrainerConfig
-from lm.system.terminal import is_impatient
+from lm.config import TrainerConfig
+from lm.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ECHO_SECONDS = 1.0  # a shutdown signals a process by itself and with its group within this time
+STOPPING = b"stopping after this step; a second signal, such as Ctrl-C, stops at once\n"
 log = logging.getLogger(__name__)
 
 
 def build_fabric(trainer: TrainerConfig) -> Fabric:
-    """The device, the precision and the processes of a resolved run, which torchrun or Slurm may have started.
+    """Return the device, the precision and the processes of a resolved run.
 
-    Raises UserError if they cannot be had.
+    torchrun or Slurm may have started the processes. Raises UserError if they cannot be had.
     """
     for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # not its tips
+        logging.getLogger(name).setLevel(logging.WARNING)  # hides tips
     warnings.filterwarnings("ignore", module="lightning", message=".*srun.*")
-    if trainer.num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"} & {*os.environ}:
+    launchers = {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"}
+    if trainer.num_nodes > 1 and not launchers & {*os.environ}:
         expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"
         raise UserError(f"trainer.num_nodes={trainer.num_nodes}: expected {expected}")
+    is_single = trainer.world_size == 1
     try:
-        # a run in one process has no peer to find, and no rank, whatever srun, torchrun or MPI number
         fabric = Fabric(
             accelerator=trainer.accelerator,
             devices=trainer.devices,
             num_nodes=trainer.num_nodes,
-            strategy=trainer.strategy if trainer.world_size > 1 else "auto",
+            strategy="auto" if is_single else trainer.strategy,
             precision=trainer.precision,  # type: ignore[arg-type]
-            plugins=[LightningEnvironment()] if trainer.world_size == 1 else None,
+            # A run in one process has no rank, whatever number srun, torchrun or MPI gave the process.
+            plugins=[LightningEnvironment()] if is_single else None,
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
     if fabric.world_size != trainer.world_size:
         product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
         raise UserError(f"trainer.devices: {product}, but {fabric.world_size} processes train")
-    if fabric.world_size > 1:
+    if not is_single:
         atexit.register(_leave_process_group)
     return fabric
 
 
 def _leave_process_group() -> None:
-    """Destroy the process group when the interpreter exits.
+    """Destroy the process group at exit: a Gloo thread that is still busy would abort the process.
 
-    A Gloo thread that is still busy at exit would abort the process; Lightning destroys the group for NCCL only. This
-    blocks until pending collectives have ended: at once where another process has died.
+    Lightning destroys the group for NCCL only. This call blocks until pending collectives have ended.
     """
-    for signum in handled_signals():  # Python's handlers are not called while this blocks
+    for signum in handled_signals():  # Python calls no handlers while the call blocks
         signal.signal(signum, signal.SIG_DFL)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-# --- signals
-
-
 class Interrupted(BaseException):
-    """A signal has stopped the run after a whole step. Not an Exception, so that a sweep stops as well."""
+    """A signal has stopped the run after a whole step. No Exception, so that a sweep stops too."""
 
     def __init__(self, signum: int, step: int) -> None:
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
@@ -83,71 +79,45 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Notes the first signal that arrives while they are handled."""
+    """Notes a signal inside of `deferred`; a second one, later than a shutdown's echo, ends the process."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self.handled: list[signal.Signals] = []
-        self.first_at: float | None = None  # when the first signal arrived, by the monotonic clock
+        self.arrived_at = 0.0  # by the monotonic clock
 
     @contextmanager
-    def handling(self) -> Iterator[None]:
-        """A context for training, and for what is saved after it. Only the main thread has signals to handle.
-
-        Python calls signal handlers between two of its own instructions, and one call of torch may take minutes. So
-        a thread counts the signals: the interpreter writes each at once to the descriptor that the thread reads.
-        """
+    def deferred(self) -> Iterator[None]:
+        """Defer signals while inside. Only the main thread has signals to handle."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.handled = handled_signals()
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        watch = threading.Thread(target=self._count, args=(read,), daemon=True)
-        watch.start()
-        handlers = {signum: signal.getsignal(signum) for signum in self.handled}
-        descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in self.handled:
-            signal.signal(signum, self._on_signal)
+        handlers = {signum: signal.signal(signum, self._note) for signum in handled_signals()}
         try:
             yield
         finally:
-            signal.set_wakeup_fd(descriptor)
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
-            os.close(write)  # ends the thread
-            watch.join()
-            os.close(read)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or _reported(signum)
-
-    def _count(self, descriptor: int) -> None:
-        while content := os.read(descriptor, 1):
-            if (signum := content[0]) not in self.handled:
-                continue
-            if self.first_at is None:
-                self.first_at = time.monotonic()
-                log.info("stopping after this step; the same signal again, such as Ctrl-C, stops at once")
-            elif is_impatient(signum, time.monotonic() - self.first_at):
-                os._exit(128 + _reported(signum))
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        signum = signal.SIGTERM if signum == signal.SIGUSR1 else signum  # Slurm's warning of a time limit
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self.arrived_at = signum, now
+            if log.isEnabledFor(logging.INFO):
+                with suppress(OSError):  # no logging in a handler, which may interrupt a message
+                    os.write(2, STOPPING)
+        elif now - self.arrived_at > ECHO_SECONDS:
+            os._exit(128 + signum)
 
     def arrived(self, fabric: Fabric, step: int) -> Interrupted | None:
-        """What is to be raised if a signal has arrived at any process: all of them call this after the same step."""
+        """Return what to raise if a signal has arrived at any process. All call this after the same step."""
         has_arrived: Any = float(self.signum is not None)
         if fabric.world_size > 1:
             has_arrived = fabric.all_reduce(has_arrived, reduce_op="sum")
-        if not has_arrived:
-            return None
-        return Interrupted(self.signum or signal.SIGTERM, step)
+        return Interrupted(self.signum or signal.SIGTERM, step) if has_arrived else None
 
 
 def handled_signals() -> list[signal.Signals]:
-    """SIGNALS without a SIGHUP that is ignored, as nohup starts a command, and a SIGUSR1 that has another purpose."""
-    signums = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    """Return SIGNALS without a SIGHUP that nohup ignores, and SIGUSR1 unless it has another purpose."""
+    signums = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
     return signums + [signal.SIGUSR1] * (signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)
-
-
-def _reported(signum: int) -> int:
-    """The signal by which a run is said to have ended: SIGUSR1 is how Slurm may ask for it before a time limit."""
-    return signal.SIGTERM if signum == signal.SIGUSR1 else signum

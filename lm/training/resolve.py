@@ -1,13 +1,8 @@
-"""Before a run is trained: what its settings leave to the machine (device, precision, steps, loss and threads), and its
-model.
+"""What a run leaves to the machine and to its text: device, precision, threads, loss and steps."""
 
-This module does not import Lightning, which takes seconds: an ablation is planned without it.
-"""
-
-import logging
+import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -15,47 +10,58 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm.config import RunConfig, UserError
-from lm.data.ngram import MOST_TOKENS
+from lm.config import RunConfig
 from lm.data.tokens import TextData
+from lm.errors import UserError
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
 
-TIMED_STEPS = 10  # after the first one
-log = logging.getLogger(__name__)
+TIMED_STEPS = 10  # after the first one, which warms up
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
-    """The run with every `auto` decided for this machine. Raises UserError for what this machine cannot do."""
-    trainer, name, started = run.trainer, run.trainer.accelerator, os.environ.get("WORLD_SIZE", "1")
+    """Return the run with device, precision, threads and loss decided for this machine.
+
+    Raises UserError for what this machine cannot do.
+    """
+    trainer, name = run.trainer, run.trainer.accelerator
+    started = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and started != str(trainer.world_size):
         product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
         raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
     device = best_device() if name in ("auto", "gpu") else name
-    available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {
+        "cpu": name != "gpu",
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if not available[device]:
-        raise UserError(f"trainer.accelerator={name}: torch finds no such device; leave it at auto")
+        raise UserError(f"trainer.accelerator={name}: torch finds no such device here")
     if device == "mps" and run.activation_checkpointing and run.model.dropout:
         raise UserError("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
     precision = trainer.precision
     if precision == "auto":
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
-    trainer = replace(trainer, accelerator=device, precision=precision, max_steps=run.steps)
+    trainer = replace(trainer, accelerator=device, precision=precision)
     run = replace(run, trainer=trainer, threads=count_threads(run.threads))
     return replace(run, loss=resolve_loss(run, vocab_size))
 
 
-def decide(run: RunConfig, data: TextData) -> RunConfig:
-    """Return the run as it is trained here. Raises UserError for what this machine cannot do."""
-    if run.ngram_smoothing and (n := len(data.train)) > MOST_TOKENS:
-        raise UserError(f"ngram_smoothing: is for a text of at most {MOST_TOKENS:,} tokens; this one has {n:,}")
-    return resolve(run, data.tokenizer.vocab_size)
+def with_steps(run: RunConfig, data: TextData) -> RunConfig:
+    """Return a resolved run whose length is counted in steps alone."""
+    steps = run.steps
+    if run.trainer.max_epochs is not None:
+        steps = math.ceil(run.trainer.max_epochs * len(data.train) / run.tokens_per_step)
+    elif run.max_minutes is not None:
+        steps = max(round(60 * run.max_minutes / seconds_per_step(run, data)), 1)
+    trainer = replace(run.trainer, max_steps=steps, max_epochs=None)
+    return replace(run, trainer=trainer, max_tokens=None, max_minutes=None)
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
-    """The model of a run before its training. `separator`: the id of the token that begins each document."""
+    """Return the model of a run before training. `separator`: id of the token that begins a document."""
     net = Transformer(
         run.model,
         run.head,
@@ -69,60 +75,40 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     return net
 
 
-def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
-    """The model on the meta device: shapes without values."""
-    with torch.device("meta"):
-        return build_model(run, vocab_size)
+def seconds_per_step(run: RunConfig, data: TextData) -> float:
+    """Return the seconds of an optimizer step of a resolved run, measured on a copy of its model.
 
-
-def n_batches(run: RunConfig, n_tokens: int) -> int:
-    """Batches of a whole text of so many tokens."""
-    return -(-n_tokens // (run.data.batch_size * run.data.seq_len))
-
-
-# --- how many steps fit into max_minutes
-
-
-def time_run(run: RunConfig, data: TextData) -> tuple[int, float, float]:
-    """How many steps a run has, with max_minutes as many as take so long here, and the seconds of two of them.
-
-    They are the first one, which warms up and compiles, and a later one.
+    They include the step's share of the validations, in which a forward pass is a third of a step.
     """
-    step = bare_step(run, data.tokenizer.vocab_size, len(data.val), run.steps)
-    first, seconds = step(), median(step() for _ in range(TIMED_STEPS))
-    return run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1), first, seconds
-
-
-def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> Callable[[], float]:
-    """A step on random tokens, with its share of validations, in which a forward pass is a third of a step.
-
-    It returns its seconds.
-    """
-    run = resolve(run, vocab_size)
-    validations = (steps - 1) // run.validation.every if run.validation.every else 0  # without the final score
-    batches = n_batches(run, val_tokens)
-    passes = validations * min(run.validation.batches or batches, batches)
-    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
-    n_micro = run.trainer.accumulate_grad_batches
+    vocab_size, device = data.tokenizer.vocab_size, run.trainer.accelerator
+    mixed, n_micro = is_mixed(run.trainer.precision), run.trainer.accumulate_grad_batches
     net = build_model(run, vocab_size).to(device)
     net.head.on_train_step(0.0, net.embed.weight, {})
     loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
-    tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
+    shape = (run.data.batch_size // n_micro, run.data.seq_len)
+    tokens = torch.randint(vocab_size, shape, device=device)  # (B, T)
     targets = F.one_hot(tokens, net.vocab_size).float() if run.ngram_smoothing else tokens
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    set_threads(run.threads)
 
     def step() -> float:
-        set_threads(run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
             with fast_attention(device, mixed, run.data.seq_len):
                 with torch.autocast(device, torch.bfloat16, enabled=mixed):
                     value = loss(tokens, targets)
                 value.backward()
-        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) * (1 + passes / steps / 3)
+        return time.perf_counter() - started
 
-    return step
+    step()
+    seconds = median(step() for _ in range(TIMED_STEPS))
+    if not run.validation.every:
+        return seconds
+    n_batches = math.ceil(len(data.val) / (run.data.batch_size * run.data.seq_len))
+    passes = min(run.validation.batches or n_batches, n_batches) / run.validation.every
+    return seconds * (1 + passes / 3)

@@ -8,7 +8,6 @@ import torch
 
 from lm.config import RunConfig
 from lm.data.tokens import TextData
-from lm.lab.measures.samples import is_copied
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer
 from lm.scoring import Scores
@@ -16,6 +15,7 @@ from lm.system.device import cpu_name
 from lm.training.optim import step_flops
 from lm.training.state import State
 
+SETTINGS = ("config_hash", "data_hash", "data_revision", "tokenizer_hash", "threads", "code")
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 
 
@@ -49,6 +49,7 @@ def build_result(
         "train_text_tokens": len(data.train),
         "baselines_bpb": data.baselines,
         "ngram_share": data.ngram_share,
+        "copied": data.copied,  # share of the validation text that stands in the training text
         **size,
         "steps": state.step,
         "ended_by": state.ended_by,
@@ -60,12 +61,11 @@ def build_result(
         "head": run.head.name,
         "init_from": settings["init_record"],
         "resumed_from": state.resumed_from,
-        **{key: settings[key] for key in ("config_hash", "data_hash", "data_revision", "tokenizer_hash", "threads")},
+        **{key: settings[key] for key in SETTINGS},
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "cpu": cpu_name(),
         "precision": run.trainer.precision,
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "samples": samples,
-        "copied": bool(samples) and is_copied(samples[0]["drawn"], data),  # what is drawn, from the training text
     }

@@ -1,28 +1,30 @@
-"""A run is a directory: its name, lock, configuration and result."""
+"""A run is a directory: its name, its lock, its configuration and its result.
+
+`config.yaml` holds the settings as they were decided when the run began, and beside them
+`requested` (what the machine and the text decided, as it was asked for), the hashes of settings,
+text and tokenizer, and `code` (the version and the hash of the code).
+"""
 
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
-from functools import reduce
-from operator import getitem
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 import yaml
 
-from lm.config import RunConfig, UserError, identity
-from lm.config.checks import RESUMABLE, build, reading, without_secrets
-from lm.config.model import refuse_foreign_classes
-from lm.config.run import TrainerConfig
-from lm.data.paths import from_above
-from lm.system.files import read_csv, read_json, read_yaml, remove_partial, write_text
+from lm.config import HASHES, REQUESTED, RunConfig, flat, requested_settings, same_run
+from lm.errors import RESUMABLE, UserError, reading, without_secrets
+from lm.folder import is_run, read_result
+from lm.system.code import code_identity
+from lm.system.files import PARTIAL, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
-LENGTH = ("trainer.max_steps", "max_tokens", "max_minutes")  # of a run, which its learning-rate schedule follows
+LENGTH = {"trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes"}
 log = logging.getLogger(__name__)
 
 
@@ -31,16 +33,19 @@ class RunLocked(UserError):
 
 
 def default_directory(run: RunConfig, config_hash: str) -> Path:
-    """runs/NAME, where the name describes the run and ends in its hash, so that the same command finds it again.
+    """Return runs/NAME. The name describes the run and ends in its hash: the same command finds it.
 
-    A run of that hash is found under any name: its text may have had another one.
+    A run of that hash is found under any name, because its text may have been renamed.
     """
-    text = Path(without_secrets(run.data.path).rstrip("/")).stem if run.data.path else run.data.source
+    path = without_secrets(run.data.path).rstrip("/") if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
-    name = f"{text[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash[:8]}"
-    path = Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
-    return path if path.exists() else next(Path("runs").glob(f"*-{config_hash[:8]}"), path)
+    suffix = config_hash[:8]
+    name = f"{Path(path).stem[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{suffix}"
+    directory = Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
+    if directory.exists():
+        return directory
+    return next(Path("runs").glob(f"*-{suffix}"), directory)
 
 
 class RunDirectory:
@@ -54,21 +59,20 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
+        """Lock the directory while writing to it. The kernel releases the lock of a killed process.
 
-        Raises RunLocked if another process holds it. A directory that this call has made is removed again if nothing
-        was written to it.
+        Raises RunLocked if another process holds the lock, and UserError for a folder of something
+        else. A directory that this call has made is removed if no run began in it.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         lock = filelock.FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if (names := os.listdir(self.path)) and not {".lock", self.config.name} & {*names}:
-                raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
+            self.check_ours()
             lock.acquire(blocking=False)
         except filelock.Timeout:
             raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
-        except OSError as error:  # also ENOLCK and EOPNOTSUPP, of file systems without locks
+        except OSError as error:  # ENOLCK and EOPNOTSUPP too, of file systems without locks
             expected = "expected a directory to write to, where files can be locked"
             raise UserError(f"run_dir={self.path}: {error.strerror}; {expected}") from error
         try:
@@ -79,135 +83,132 @@ class RunDirectory:
                 error.add_note(RESUMABLE)
             raise
         finally:
-            if made and not self.config.exists():  # while it is locked: afterwards it may be that of another process
-                with suppress(OSError):  # it holds other files
+            if made and not self.config.exists():
+                with suppress(OSError):
                     Path(lock.lock_file).unlink()
                     for folder in made:
                         folder.rmdir()
             lock.release()
 
-    def continued(self, typed: Any, keys: Sequence[str]) -> RunConfig | None:
-        """The run of this directory by its config.yaml, with those of the settings `typed` that `keys` name.
+    def check_ours(self) -> None:
+        """Raise UserError for a folder that holds something else than a run."""
+        names = [name for name in os.listdir(self.path) if name != ".lock" and not name.startswith(PARTIAL)]
+        if names and not is_run(self.path):
+            raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
 
-        If that is another run, training refuses it. None if there is none, if no run has such a key, and in a directory
-        without a checkpoint if that would be another.
-        """
-        applied = [key for key in keys if identity.is_runtime(key) or key in (*LENGTH, *identity.PLACES)]
-        others = ["data.source" if key == "data" else key for key in keys if key not in applied]
-        if not (content := self.read_config()):
-            return None
-        with reading(self.config):
-            saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
-            if any(key.partition(".")[0] not in typed for key in others):  # such as an experiment
-                return None
-            length = typed.get("trainer", {}).get("max_steps")
-            if "trainer" in keys and "trainer.max_steps" not in keys and length == TrainerConfig().max_steps:
-                typed["trainer"]["max_steps"] = saved["trainer"]["max_steps"]  # a device is chosen, and no length
-            is_other = any(_at(saved, key) != _at(typed, key) for key in others)
-            if is_other and not (self.begun_with() or self.result.exists()):
-                return None
-            refuse_foreign_classes(saved["model"], others)
-            if saved["data"]["source"] != "hub":  # whose paths are no files
-                paths = {key: from_above(self.path, saved["data"][key]) for key in ("path", "val_path")}
-                saved["data"] = saved["data"] | paths
-            for key in sorted([*applied, *others], key=len):  # a group before what it holds
-                group, _, name = key.rpartition(".")
-                _at(saved, group)[name] = _at(typed, key)
-            if any(_at(typed, key) is not None for key in applied if key in LENGTH):
-                saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
-            run: RunConfig = build(RunConfig, saved)
-        tokenizer = self.model / "tokenizer.json"
-        if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
-            run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
-        return run
+    # --- configuration
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.yaml, {} if there is none. A person may edit it.
-
-        Raises UserError if it is no YAML, or is gone and the run has begun: nothing says then which run that is.
-        """
-        if not self.config.exists():
-            if self.result.exists() or any(self.checkpoints.glob("step-*.ckpt")):
-                raise UserError(f"{self.config}: no such file; a run that has begun needs it")
+        """Return the content of config.yaml; {} in the directory of no run. Raises UserError."""
+        if not self.path.is_dir() or not is_run(self.path):
             return {}
         with reading(self.config):
-            return read_yaml(self.config)
-
-    def begun_with(self) -> dict[str, Any]:
-        """The settings of the run that has checkpoints here; {} if there are none."""
-        return self.read_config() if any(self.checkpoints.glob("step-*.ckpt")) else {}
-
-    def as_begun(self, run: RunConfig) -> tuple[RunConfig, int | None]:
-        """The run with what was decided when it began here, and its steps; None if it has no checkpoints here."""
-        if not (begun := self.begun_with()):
-            return run, None
-        with reading(self.config):
-            return run, int(begun["trainer"]["max_steps"])
+            content = read_yaml(self.config)
+            if "code" not in content or "requested" not in content:
+                raise UserError("was begun by an earlier version, which alone can continue it; choose another run_dir")
+            return content
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
-    def read_result(self) -> dict[str, Any] | None:
-        return read_result(self.result)
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run as they were decided, nested.
 
-    def finished_result(self, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The result of this run, None if it is not finished. Raises UserError if another one is.
-
-        Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the settings of both
-        that it had: its text may be gone. With others the result is None, for only the hashes tell whether the text is
-        the same.
+        A path of the text that leads nowhere is looked for from the folders above the run.
         """
-        if (result := self.read_result()) is None:
+        content = self.read_config()
+        with reading(self.config):
+            settings = {item.name: content[item.name] for item in fields(RunConfig) if item.name in content}
+            if settings["data"]["source"] != "hub":
+                for key in ("path", "val_path"):
+                    settings["data"][key] = from_above(self.path, settings["data"][key])
+        tokenizer = self.model / "tokenizer.json"
+        if settings["init_from"] and settings["tokenizer"]["kind"] == "file" and tokenizer.exists():
+            settings["tokenizer"]["path"] = str(tokenizer)  # the loaded run may be gone
+        return settings
+
+    def has_begun(self) -> bool:
+        return any(self.checkpoints.glob("step-*.ckpt"))
+
+    def as_decided(self, run: RunConfig) -> RunConfig:
+        """Return the run with what the machine and the text decided when the run began here."""
+        if not (saved := flat(self.read_config())):
+            return run
+        decided = {key: saved[key] for key in REQUESTED}
+        trainer = {key.removeprefix("trainer."): value for key, value in decided.items() if "." in key}
+        own = {key: value for key, value in decided.items() if "." not in key}
+        return replace(run, trainer=replace(run.trainer, **trainer), max_tokens=None, **own)
+
+    def check_same_run(self, run: RunConfig, hashes: dict[str, str]) -> None:
+        """Raise UserError naming what differs if `run` is not the run of this directory."""
+        saved, settings = self.read_config(), requested_settings(run) | hashes
+        if not (keys := same_run(saved, settings)):
+            return
+        before, now = flat(saved), flat(settings)
+        lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
+        if {*keys} <= LENGTH:
+            has_model = (self.model / "model.safetensors").exists()
+            new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
+            advice = f"its learning rate decays to the end of its own length; {new}"
+        elif keys in (["threads"], ["trainer.accelerator"]):
+            advice = f"continue it with {keys[0]}={before[keys[0]]}, or choose another run_dir"
+        elif {*keys} <= {*HASHES}:
+            advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
+        else:
+            advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
+        raise UserError(f"run_dir={self.path} holds another run ({'; '.join(lines)}): {advice}")
+
+    def check_code(self, run: RunConfig) -> None:
+        """Raise UserError if other code began the run, unless other_code=true is typed."""
+        began, now = self.read_config()["code"], code_identity()
+        if began != now and not run.other_code:
+            before, this = (f"version {code['version']}, {code['hash'][:8]}" for code in (began, now))
+            advice = "checkpoint.resume=false starts again, other_code=true goes on with this code"
+            raise UserError(f"run_dir={self.path}: was begun by other code ({before}; this is {this}): {advice}")
+
+    # --- result
+
+    def finished_result(self, run: RunConfig, hashes: dict[str, str] | None = None) -> dict[str, Any] | None:
+        """Return the result of this run, None if the run is not finished. Raises UserError for another run.
+
+        Without `hashes` of text and tokenizer, which need the text, the run is shown if it is asked
+        for with the settings of its text: the text may be gone.
+        """
+        if (result := read_result(self.result)) is None:
             return None
-        saved, settings = self.read_config(), asdict(run)
-        before = identity.flat(saved)
-        settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
-        now = identity.flat(settings)
-        is_other_text, is_asked = False, hashes is None
+        saved = self.read_config()
+        if not saved:
+            raise UserError(f"{self.config}: no such file; the directory of a run needs one")
+        self.check_same_run(run, hashes or {})
         if hashes is None:
-            rest = identity.described_settings(settings).keys() - identity.deciding_settings(settings)
-            of_text = (key for key in rest if key.startswith(("data.", "tokenizer.")))
-            is_other_text = any(before.get(key) != now[key] for key in of_text)
-            hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-        by_machine = [key for key in identity.RESOLVED if now[key] in (None, "auto", "gpu")]
-        self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
-        if is_other_text:
-            return None
+            before, now = flat(saved), flat(requested_settings(run))
+            of_text = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]
+            if any(before.get(key) != now[key] for key in of_text):
+                return None
+            text = Path(run.data.path or os.devnull)
+            if text.is_file() and text.stat().st_mtime > self.result.stat().st_mtime:
+                log.warning("%s: is newer than this result, which is of the text as it was", text)
         log.info("%s is finished: nothing to train", self.path)
-        text = Path(run.data.path or os.devnull)
-        if is_asked and text.is_file() and text.stat().st_mtime > self.result.stat().st_mtime:
-            log.warning("%s: is newer than this result, which is of the text as it was", text)
+        if saved["code"] != code_identity():
+            log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
         return result
 
-    def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
-        """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
-        if not (differing := identity.differences(self.read_config(), settings, ignored)):
-            return
-        if {*differing} <= {*LENGTH}:
-            has_model = (self.model / "model.safetensors").exists()
-            new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
-            advice = f"its learning rate decays to the end of its own length; {new}"
-        elif len(differing) == 1 and (key := min(differing)) in ("trainer.accelerator", "threads"):
-            advice = f"continue it with {key}={identity.flat(self.read_config())[key]}, or choose another run_dir"
-        elif {*differing} <= {"data_hash", "tokenizer_hash"}:
-            advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
-        else:
-            advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
-        raise UserError(f"run_dir={self.path} holds another run ({'; '.join(differing.values())}): {advice}")
 
+def from_above(run_dir: Path, path: str | None) -> str | None:
+    """Return a relative path from the nearest folder above the run from which it leads somewhere.
 
-def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
-    if not path.exists():
-        return None
-    with reading(path):
-        return read_json(path)
+    Training was started in that folder. The hash of the text is compared anyway.
+    """
+    if path is None or Path(path).exists():
+        return path
+    above = (folder / path for folder in run_dir.resolve().parents)
+    return next((str(place) for place in above if place.exists()), path)
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """The lines of a samples.jsonl, without one that is cut off; none if there is no such file."""
+    """Return the lines of a samples.jsonl, without a line that broke off; [] if there is no file."""
     rows = []
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         with suppress(json.JSONDecodeError):
@@ -216,14 +217,9 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises UserError."""
+    """Return the rows of a CSV file of a run, without a row that broke off; [] if there is no file."""
     try:
         with reading(path):
             return read_csv(path, whole=False)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _at(tree: Any, key: str) -> Any:
-    """The value of a dotted key, or the tree itself."""
-    return reduce(getitem, filter(None, key.split(".")), tree)

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lm.config import UserError
-from lm.formats.folder import read_weights, saved_state, write_weights
+from lm.errors import UserError
+from lm.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
 
@@ -35,6 +35,7 @@ class State:
     """
 
     config_hash: str  # of the run
+    code_hash: str  # of the code that made the steps since the last resume
     net: Transformer
     optimizer: Optimizer
     average: Transformer | None = None  # of the weights, with optim.ema
@@ -114,7 +115,7 @@ class State:
         self.optimizer.load_state_dict(content["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(content["average"])
-        for name in {item.name for item in fields(self)} - {"net", "optimizer", "average"}:
+        for name in {item.name for item in fields(self)} - {"net", "optimizer", "average", "code_hash"}:
             setattr(self, name, content[name])
         self.resumed_from = [*self.resumed_from, self.step]
 
@@ -135,6 +136,13 @@ def best_files(folder: Path) -> list[Path]:
 def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
     return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
+
+
+def remove_later(folder: Path, step: int) -> None:
+    """Delete the best weights of later steps than `step`, which a resume makes again; below 0 everything."""
+    for path in [*best_files(folder), *(checkpoints(folder) if step < 0 else [])]:
+        if step_of(path) > step:
+            path.unlink()
 
 
 def step_of(path: Path) -> int:

@@ -1,152 +1,259 @@
-"""train(run): from a configuration to a finished run directory. The program of this package, read top to bottom."""
+"""train(run): from a configuration to a finished run directory.
+
+Read from top to bottom: `train` finds out which run it is, `setup` refuses and builds, `fit` loops,
+`finish` scores and writes.
+"""
 
 import logging
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
-from lm.config import Diverged, RunConfig
-from lm.config.checks import error_prefix
-from lm.config.identity import RESOLVED, config_hash, differences, flat, without_verbs
+from lm.config import REQUESTED, RunConfig, config_hash, flat, requested_settings
 from lm.data.batches import TrainingStream
-from lm.data.ngram import ExpectedTokens
 from lm.data.tokens import TextData, prepare
-from lm.formats.base import read_base
-from lm.formats.folder import merged, save_adapter, save_model
-from lm.lab.measures.diagnostics import Diagnostics
-from lm.lab.measures.samples import append_samples, cut_samples, draw_samples
+from lm.errors import Diverged, UserError, error_prefix
+from lm.folder import read_base, read_result, save_model
 from lm.model.init import named_seed
-from lm.scoring import validate
+from lm.model.transformer import Transformer
+from lm.registry import load
+from lm.scoring import Scores, evaluate
+from lm.system.code import code_identity
 from lm.system.device import fast_attention, is_mixed, seed_generators
-from lm.system.files import write_json, write_text
+from lm.system.files import sync_files, write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.init_from import load_init_weights
+from lm.training.log import (
+    MetricsFile,
+    Observer,
+    Progress,
+    Step,
+    log_baseline,
+    log_start,
+    shows_bar,
+    validation_metrics,
+)
 from lm.training.loss import LossOf
-from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
-from lm.training.progress import Clock, log_baseline, log_end, log_start, log_validation, shows_bar, training_bar
-from lm.training.resolve import build_model, decide, time_run
+from lm.training.resolve import build_model, resolve, with_steps
 from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, default_directory
-from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
+from lm.training.state import State, newest_checkpoint, remove_later
 
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
-
+# Launchers that start the same command again say so; the run then goes on, whatever was typed.
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 log = logging.getLogger(__name__)
 
 
 def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str, Any]]:
-    """Train a run, or resume it, or read the result of a finished one.
+    """Train a run, or resume it, or read the result of a finished run.
 
-    Returns the directory of the run and the content of its result.json; an empty result on all ranks but the first.
-    `data` is the result of `prepare` for this run, if the caller has it already.
+    Returns the directory of the run and the content of its result.json; an empty result on all ranks
+    but the first. `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
-    the same call then resumes the run.
+    Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or
+    SystemExit after a signal; the same call then resumes the run.
     """
-    run.check_init()
-    if run.init_from and not run.init_sha256:  # the hash of the weights is part of the identity of the run
+    check_init(run)
+    if run.init_from and not run.init_sha256:  # the hash of the weights decides the run
         run = replace(run, init_sha256=read_base(run.init_from).sha256)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
-    settings: dict[str, Any] = {
-        "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
-        "asked": {key: flat(asdict(run))[key] for key in RESOLVED},  # which the machine will decide
-        "data_hash": data.hash,
-        "data_revision": data.revision,
-        "tokenizer_hash": data.tokenizer.hash,
-    }
-    directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
-    if result := directory.finished_result(run, settings):
+    hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
+    directory = directory or RunDirectory(default_directory(run, config_hash(run, **hashes)))
+    if result := directory.finished_result(run, hashes):
         return directory.path, result
-    with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
-        run, steps = directory.as_begun(run)
-        run = decide(run, data)  # this machine may lack what the run was begun with
-        if run.max_minutes is not None:
-            settings["max_minutes"] = run.max_minutes
-            if steps is None and is_first_process(run.trainer.world_size):
-                steps = time_run(run, data)[0]  # which the first process tells the others
-            run = replace(run, max_minutes=None, trainer=replace(run.trainer, max_steps=steps or run.steps))
-    torch.set_num_threads(run.threads or 1)
-    with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
-        return directory.path, directory.read_result() or _train_locked(run, directory, settings, data)
+    is_first = is_first_process(run.trainer.world_size)
+    with directory.lock() if is_first else nullcontext():
+        if result := read_result(directory.result):  # another process has just finished the run
+            return directory.path, result
+        return directory.path, _train_locked(run, directory, hashes, data)
 
 
-def _train_locked(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
-    """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
-    first = is_first_process(run.trainer.world_size)
-    settings = without_verbs(asdict(run)) | {"run_dir": str(directory.path), "init_record": None} | settings
-    if directory.begun_with():  # also with checkpoint.resume=false: the checkpoints may be those of another run
-        directory.check_same_run(settings)
-    if (saved := directory.read_config()) and not differences(saved, settings):
-        settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
-    resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
-    checkpoint = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
-    net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
-    if run.init_from and not checkpoint:
-        settings["init_record"] = load_init_weights(net, run, data)
-    size = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
-    fabric, signals = build_fabric(run.trainer), Signals()
+def check_init(run: RunConfig) -> None:
+    """Raise UserError if the run needs an init_from and has none."""
+    if run.init_from is not None:
+        return
+    if run.model.linear == "lora":
+        raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+    for key in ("init_sha256", "init_tied_matrix"):
+        if (value := getattr(run, key)) is not None:
+            raise UserError(f"{key}={value}: is for a run with init_from")
 
-    resume_step = checkpoint["step"] if checkpoint else 0
-    tracking: Any = trackers(run, directory.path, settings, resume_step) if first else nullcontext([])
-    with tracking as loggers:
-        if first:
-            later = [path for path in best_files(directory.checkpoints) if step_of(path) > resume_step]
-            for path in later if resumes else [*checkpoints(directory.checkpoints), *later]:
-                path.unlink()
-            directory.write_config(settings)
-            if run.init_from:  # resuming does not need the loaded run
-                directory.model.mkdir(exist_ok=True)
-                write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
-            log_start(run, data, directory.path, size["n_params"], resume_step)
-        state = None
+
+def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData) -> dict[str, Any]:
+    """Train a run in its locked directory, from its newest checkpoint on. Returns its result."""
+    signals = Signals()
+    with ExitStack() as stack:
+        engine = setup(run, directory, hashes, data, stack)
+        run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
-            attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
-            anomalies = torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly)
-            with signals.handling(), attention, anomalies:
-                fabric.launch()
-                run = fabric.broadcast(run)
-                model = fabric.setup(LossOf(net, run))  # `net` is on the device now
-                average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
-                optimizer = build_optimizer(net, run.optim, run.head)
-                state = State(config_hash=settings["config_hash"], net=net, optimizer=optimizer, average=average)
-                if checkpoint:
-                    state.load(checkpoint)
-                del checkpoint
-                fit(fabric, model, state, run, data, directory, loggers, signals)
-            return finish(state, run, data, directory, settings, size, loggers) if first else {}
+            with signals.deferred():
+                fit(engine, signals)
+            return finish(engine) if is_first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            is_whole = directory.result.exists()  # with the model that it is of
-            if first and state and not is_whole and (state.best_sha256 or not isinstance(error, Diverged)):
-                with signals.handling() if isinstance(error, Interrupted) else nullcontext():
-                    save_unfinished(state, data, directory)
+            can_save = state.best_sha256 or not isinstance(error, Diverged)
+            if is_first and can_save and not directory.result.exists():
+                with signals.deferred() if isinstance(error, Interrupted) else nullcontext():
+                    save_unfinished(engine)
             raise
 
 
-# --- the loop
+# --- setup: what can be wrong is refused here
+
+
+@dataclass
+class Engine:
+    """What the loop works with."""
+
+    run: RunConfig  # every setting is decided
+    data: TextData
+    directory: RunDirectory
+    settings: dict[str, Any]  # the content of config.yaml
+    cost: dict[str, Any]  # parameters and FLOPs, for result.json
+    fabric: Fabric
+    model: Any  # LossOf, as Fabric has wrapped it
+    state: State
+    stream: TrainingStream
+    loggers: list[Any]  # trackers beside metrics.csv
+
+    def step(self, observers: list[Observer]) -> Step:
+        """Make one optimizer step. The loss is the mean over the micro-batches of this process."""
+        run, state, fabric = self.run, self.state, self.fabric
+        net, optimizer, n_micro = state.net, state.optimizer, run.trainer.accumulate_grad_batches
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_factor(state.step, run.steps, run.optim)
+        net.head.on_train_step(state.step / run.steps, net.embed.weight, optimizer.state)
+        losses = []
+        for k in range(n_micro):
+            number = state.step * n_micro + k
+            batch = [*self.stream.batch(number)]
+            if fabric.device.type == "cuda":
+                batch = [tensor.pin_memory() for tensor in batch]
+            tokens, targets = fabric.to_device(batch)  # (B, T) each, with B = batch_size / n_micro
+            seed_generators(named_seed(run.seed, "step", number, fabric.global_rank), fabric.device)  # of dropout
+            with fabric.no_backward_sync(self.model, enabled=k < n_micro - 1):
+                loss = self.model(tokens, targets)
+                fabric.backward(loss / n_micro)
+            losses.append(loss.detach())
+        for observer in observers:
+            observer.before_clip()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), run.trainer.gradient_clip_val or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        if run.optim.ema is not None:
+            state.update_average(run.optim.ema)
+        return Step(optimizer.param_groups[0]["lr"], torch.stack(losses).mean(), norm)
+
+    def validate(self, net: Any, max_batches: int | None = None) -> Scores:
+        """Score a model on the validation text, or on evenly spaced windows of `max_batches` batches."""
+        max_windows = None if max_batches is None else max_batches * self.run.data.batch_size
+        shows = max_batches is None and shows_bar(self.run)
+        unscored = self.data.tokenizer.unscored
+        return evaluate(net, self.data.val, self.run.data.seq_len, max_windows, shows, unscored=unscored)
+
+    def finite_row(self, step: Step) -> dict[str, float]:
+        """Return the numbers of a step, the mean over all processes. Raises Diverged if one is not finite."""
+        mean: Any = self.fabric.all_reduce(step.loss, reduce_op="mean")
+        row = {"train/loss": mean.item(), "train/grad_norm": step.norm.item()}
+        numbers = "the loss is {train/loss} and the gradient norm {train/grad_norm}".format(**row)
+        check_finite(self.run, f"{numbers} at step {self.state.step}", *row.values())
+        return {"tokens": self.state.step * self.run.tokens_per_step, "lr": step.lr, **row}
+
+
+def check_finite(run: RunConfig, message: str, *values: float) -> None:
+    if not all(map(math.isfinite, values)):
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"{message}: {advice}")
+
+
+def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData, stack: ExitStack) -> Engine:
+    """Refuse what this run cannot do here; build the model and its state; write config.yaml.
+
+    `stack` closes the trackers and contexts of the run. Raises UserError.
+    """
+    is_first, vocab_size = is_first_process(run.trainer.world_size), data.tokenizer.vocab_size
+    restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+    resumes, begun = run.checkpoint.resume or restarted, directory.has_begun()
+    identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_identity()}
+    identity["requested"] = {key: flat(requested_settings(run))[key] for key in REQUESTED}
+    with error_prefix(f"run_dir={directory.path}") if begun else nullcontext():
+        if begun:
+            directory.check_same_run(run, hashes)
+            if resumes:
+                directory.check_code(run)
+            saved = directory.read_config()
+            identity |= {key: saved[key] for key in ("config_hash", "requested")}
+            run = directory.as_decided(run)
+        run = resolve(run, vocab_size)
+    if not begun and is_first:  # the first process tells the others, see below
+        run = with_steps(run, data)
+    torch.set_num_threads(run.threads or 1)
+
+    checkpoint = newest_checkpoint(directory.checkpoints, identity["config_hash"]) if resumes else None
+    net = build_model(run, vocab_size, data.tokenizer.eot)
+    init_record = directory.read_config().get("init_record") if checkpoint else None
+    if run.init_from and not checkpoint:
+        init_record = load_init_weights(net, run, data)
+    cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
+    once = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
+    settings = asdict(once) | {"run_dir": str(directory.path), "init_record": init_record}
+    settings |= {"data_revision": data.revision, **hashes, **identity}
+    fabric = build_fabric(run.trainer)
+
+    loggers: list[Any] = []
+    if is_first:
+        step = checkpoint["step"] if checkpoint else 0
+        if any(asdict(run.logger).values()):
+            trackers = load("lm.lab.trackers.trackers")
+            loggers = stack.enter_context(trackers(run, directory.path, settings, step))
+        remove_later(directory.checkpoints, step if resumes else -1)
+        directory.write_config(settings)
+        if run.init_from:  # a resume does not need the loaded run
+            directory.model.mkdir(exist_ok=True)
+            write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
+        log_start(run, data, directory.path, cost["n_params"], step)
+
+    stack.enter_context(fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len))
+    stack.enter_context(torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly))
+    fabric.launch()
+    run = fabric.broadcast(run)
+    model = fabric.setup(LossOf(net, run))  # `net` is on the device now
+    state = State(
+        config_hash=identity["config_hash"],
+        code_hash=identity["code"]["hash"],
+        net=net,
+        optimizer=build_optimizer(net, run.optim, run.head),
+        average=deepcopy(net).requires_grad_(False) if run.optim.ema else None,
+    )
+    if checkpoint:
+        state.load(checkpoint)
+    stream = training_stream(fabric, run, data)
+    return Engine(run, data, directory, settings, cost, fabric, model, state, stream, loggers)
 
 
 def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingStream:
-    """The micro-batches of this process."""
-    n_micro, seed = run.trainer.accumulate_grad_batches, run.seed
-    if run.init_sha256:  # the loaded run may have had this seed: another order than its own
+    """Return the micro-batches of this process."""
+    n_micro, seed, vocab_size = run.trainer.accumulate_grad_batches, run.seed, data.tokenizer.vocab_size
+    if run.init_sha256:  # the loaded run may have had this seed: the order of its batches is not repeated
         seed = named_seed(seed, "continued")
-    expected, vocab_size = None, data.tokenizer.vocab_size
+    expected = None
     if run.ngram_smoothing:
-        expected = ExpectedTokens(data.train, vocab_size, n_rows=max(vocab_size, run.model.vocab_rows or 0))
+        n_rows = max(vocab_size, run.model.vocab_rows or 0)
+        expected = load("lm.lab.targets.ExpectedTokens")(data.train, vocab_size, n_rows=n_rows)
     return TrainingStream(
         data.train,
         seq_len=run.data.seq_len,
@@ -161,177 +268,133 @@ def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingS
     )
 
 
-def train_step(
-    fabric: Fabric,
-    model: Any,
-    state: State,
-    run: RunConfig,
-    stream: TrainingStream,
-    diagnostics: Diagnostics | None = None,
-) -> tuple[float, Tensor, Tensor]:
-    """Make one optimizer step. Returns its learning rate, its loss and the norm of its gradient before clipping.
-
-    The loss is the mean over the micro-batches of this process.
-    """
-    net, optimizer, n_micro = state.net, state.optimizer, run.trainer.accumulate_grad_batches
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * lr_factor(state.step, run.steps, run.optim)
-    net.head.on_train_step(state.step / run.steps, net.embed.weight, optimizer.state)
-    losses = []
-    for k in range(n_micro):
-        number = state.step * n_micro + k
-        batch = [t.pin_memory() if fabric.device.type == "cuda" else t for t in stream.batch(number)]
-        tokens, targets = fabric.to_device(batch)  # (B, T) each, with B = data.batch_size / n_micro
-        seed_generators(named_seed(run.seed, "step", number, fabric.global_rank), fabric.device)  # of dropout
-        with fabric.no_backward_sync(model, enabled=k < n_micro - 1):
-            loss = model(tokens, targets)
-            fabric.backward(loss / n_micro)
-        losses.append(loss.detach())
-    if diagnostics:
-        diagnostics.before_clipping()
-    norm = nn.utils.clip_grad_norm_(net.parameters(), run.trainer.gradient_clip_val or math.inf)
-    optimizer.step()
-    optimizer.zero_grad()
-    state.step += 1
-    if run.optim.ema is not None:
-        state.update_average(run.optim.ema)
-    return optimizer.param_groups[0]["lr"], torch.stack(losses).mean(), norm
+def observers_of(engine: Engine) -> list[Observer]:
+    """Return what watches the run in this process. The lab's observers are named as text."""
+    run, state, directory = engine.run, engine.state, engine.directory
+    if not engine.fabric.is_global_zero:
+        return []
+    observers: list[Observer] = [
+        MetricsFile(directory.metrics, state.step, state.logged_step, engine.loggers),
+        Progress(run, engine.data, state),
+    ]
+    if run.diagnostics.every:
+        observers.append(load("lm.lab.measures.diagnostics.Diagnostics")(engine))
+    if run.prompts and run.validation.every:
+        observers.append(load("lm.lab.measures.samples.SamplesFile")(engine))
+    return observers
 
 
-def fit(
-    fabric: Fabric,
-    model: Any,
-    state: State,
-    run: RunConfig,
-    data: TextData,
-    directory: RunDirectory,
-    loggers: list[Any],
-    signals: Signals,
-) -> None:
+# --- the loop
+
+
+def fit(engine: Engine, signals: Signals) -> None:
     """Train until the run ends by its steps or its patience. Raises Interrupted after a signal, or Diverged.
 
     The last step has no row here: its row is written with the final score.
     """
-    first, stream = fabric.is_global_zero, training_stream(fabric, run, data)
-    diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
-    files = [MetricsFile(directory.metrics, state.step, state.logged_step, loggers)] if first else []
-    files += [diagnostics.file] if diagnostics else []
-    samples_file = directory.samples if first and run.prompts and run.validation.every else None
-    if samples_file:
-        cut_samples(samples_file, state.step)
-    started = time.perf_counter() - state.seconds  # as if one process made all steps
-    speaks, clock = first and run.trainer.enable_progress_bar, Clock(run, state)
-    with training_bar(run, state) as bar:
-        while state.ended_by is None:
-            lr, loss, norm = train_step(fabric, model, state, run, stream, diagnostics)
-            step = state.step
-            if step == run.steps:
-                state.ended_by = "steps"
-            if bar.update(run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
-                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-            if speaks:
-                clock.after_step(state, loss)
-            if diagnostics:
-                diagnostics.after_step(norm)
+    run, state, fabric, directory = engine.run, engine.state, engine.fabric, engine.directory
+    is_first, observers = fabric.is_global_zero, observers_of(engine)
+    started = time.perf_counter() - state.seconds  # as if this process had made all steps
+    while state.ended_by is None:
+        step = engine.step(observers)
+        if state.step == run.steps:
+            state.ended_by = "steps"
+        logs = state.step % run.trainer.log_every_n_steps == 0
+        saves = state.step % run.checkpoint.every == 0
+        is_due = run.validation.every and state.step % run.validation.every == 0
+        validates = is_due and not state.ended_by
 
-            logs = step % run.trainer.log_every_n_steps == 0
-            saves = step % run.checkpoint.every == 0
-            validates = run.validation.every and step % run.validation.every == 0 and not state.ended_by
-            row: dict[str, float] = {}
-            if logs or saves or validates or state.ended_by:
-                row = {"tokens": step * run.tokens_per_step, "lr": lr, **finite_metrics(fabric, run, step, loss, norm)}
-                state.last_row = row
-            if validates:
-                scores = validate(state.eval_net, run, data, max_batches=run.validation.batches)
-                row |= validation_metrics(scores, data)
-                state.update_best(scores.loss, directory.checkpoints if first and run.checkpoint.best else None)
-                patience = run.checkpoint.patience
-                if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
-                    state.ended_by = "patience"
-            state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
-            if (logs or validates) and not state.ended_by:
-                state.logged_step = step
-                if first:
-                    files[0].append(step, row)
-            if validates and speaks:
-                log_validation(run, data, state, row)
-            if validates and samples_file:
-                append_samples(samples_file, state, run, data)
+        row: dict[str, float] = {}
+        if logs or saves or validates or state.ended_by:
+            row = state.last_row = engine.finite_row(step)
+        if validates:
+            scores = engine.validate(state.eval_net, run.validation.batches)
+            row |= validation_metrics(scores, engine.data)
+            keeps_best = is_first and run.checkpoint.best
+            state.update_best(scores.loss, directory.checkpoints if keeps_best else None)
+            patience = run.checkpoint.patience
+            is_over = bool(patience) and state.step - state.best_step >= (patience or 0) * run.validation.every
+            if patience and fabric.broadcast(is_over):
+                state.ended_by = "patience"
+        state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
+        is_logged = (logs or validates) and not state.ended_by
+        if is_logged:
+            state.logged_step = state.step
+        for observer in observers:
+            observer.after_step(step, row if is_logged else {})
 
-            stops = None
-            if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
-                stops = signals.arrived(fabric, step)
-            if stops and not row:
-                finite_metrics(fabric, run, step, loss, norm)  # no checkpoint of a step that is not finite
-            if stops or saves or state.ended_by:
-                for file in files:
-                    file.sync()  # a checkpoint must not be newer than the rows on disk
-                if first:
-                    state.save(directory.checkpoints, run.checkpoint.keep)
-                fabric.barrier()
-            if stops:
-                raise stops
+        stops = None
+        if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
+            stops = signals.arrived(fabric, state.step)
+        if stops and not row:
+            engine.finite_row(step)  # no checkpoint of a step that is not finite
+        if stops or saves or state.ended_by:
+            if is_first:
+                sync_files(directory.path.glob("*.csv"))  # a checkpoint must not be newer than the rows on disk
+                state.save(directory.checkpoints, run.checkpoint.keep)
+            fabric.barrier()
+        if stops:
+            raise stops
     if stops := signals.arrived(fabric, state.step):
         raise stops
 
 
-def finish(
-    state: State,
-    run: RunConfig,
-    data: TextData,
-    directory: RunDirectory,
-    settings: dict[str, Any],
-    size: dict[str, Any],
-    loggers: list[Any],
-) -> dict[str, Any]:
-    """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
-    log_end(run, data, state)
+# --- the end of a run
+
+
+def finish(engine: Engine) -> dict[str, Any]:
+    """Score the model on the whole validation text; write the last row, model/ and, last, result.json."""
+    run, data, state, directory = engine.run, engine.data, engine.state, engine.directory
+    if state.ended_by != "steps":
+        epochs = state.step * run.tokens_per_step / len(data.train)
+        log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
     net, step = state.eval_net, state.step
-    scores = last = validate(merged(net), run, data, bar=shows_bar(run))
+    scores = last = engine.validate(merged(net))
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
-    if state.best_sha256:  # the best estimate: it may not be the best on the whole text
+    if state.best_sha256:  # the best estimate may not be the best on the whole text
         best = state.best_net(directory.checkpoints)
-        best_scores = validate(merged(best), run, data, bar=shows_bar(run))
+        best_scores = engine.validate(merged(best))
         if best_scores.loss < last.loss:
             net, step, scores = best, state.best_step, best_scores
-    model = merged(net)
-    # the run may have been resumed from its last checkpoint when the row was there
-    metrics = MetricsFile(directory.metrics, state.step - 1, loggers=loggers)
+    # A killed run may have written the row after its last checkpoint: drop the row, then write it.
+    metrics = MetricsFile(directory.metrics, state.step - 1, loggers=engine.loggers)
     metrics.append(state.step, state.last_row | validation_metrics(last, data))
-    samples = draw_samples(model, data, run.prompts, is_finished=True)
-    result = build_result(run, settings, size, data, state, scores, samples)
+    model = merged(net)
+    samples = load("lm.lab.measures.samples.draw_samples", default=no_samples)(
+        model, data, run.prompts, is_finished=True
+    )
+    result = build_result(run, engine.settings, engine.cost, data, state, scores, samples)
     if run.checkpoint.best:
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
-    log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
+    log_baseline(result)
     save_model(model, data.tokenizer, directory.model)
-    save_adapter(net, run.init_from, directory.adapter)
+    if run.model.adapted:
+        load("lm.lab.formats.adapter.save_adapter")(net, run.init_from, directory.adapter)
     write_json(directory.result, result)
-    log_result(loggers, settings, result)
+    if engine.loggers:
+        load("lm.lab.trackers.log_result")(engine.loggers, engine.settings, result)
     return result
 
 
-def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> None:
-    """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
+def merged(net: Transformer) -> Transformer:
+    """Return a model of plain projections that computes the same as a model with adapters."""
+    if not net.config.adapted:
+        return net
+    plain: Transformer = load("lm.lab.lora.merged")(net)
+    return plain
+
+
+def no_samples(*_: Any, **__: Any) -> list[dict[str, str]]:
+    return []
+
+
+def save_unfinished(engine: Engine) -> None:
+    """Save the best model, if the run keeps it, or the last one, so that a stopped run can generate."""
+    state, directory = engine.state, engine.directory
     net = state.eval_net
     if state.best_sha256:
         net = state.best_net(directory.checkpoints)
         message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
         log.info(message, state.best_step, state.best_loss)
-    save_model(merged(net), data.tokenizer, directory.model)
-
-
-def finite_metrics(fabric: Fabric, run: RunConfig, step: int, loss: Tensor, norm: Tensor) -> dict[str, float]:
-    """Loss and norm as columns, the mean over all processes. Raises Diverged if a number is not finite."""
-    mean: Any = fabric.all_reduce(loss, reduce_op="mean")
-    train_loss, grad_norm = mean.item(), norm.item()
-    message = f"the loss is {train_loss} and the gradient norm {grad_norm} at step {step}"
-    check_finite(run, message, train_loss, grad_norm)
-    return {"train/loss": train_loss, "train/grad_norm": grad_norm}
-
-
-def check_finite(run: RunConfig, message: str, *values: float) -> None:
-    """Raise Diverged with the message if a value is not finite."""
-    if not all(map(math.isfinite, values)):
-        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
-        raise Diverged(f"{message}: {advice}")
+    save_model(merged(net), engine.data.tokenizer, directory.model)

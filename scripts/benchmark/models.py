@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig, UserError
+from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
+from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
 from lm.lab.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing

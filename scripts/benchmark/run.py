@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config.checks import expand_paths, require_choice, require_min
+from lm.errors import expand_paths, require_choice, require_min
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
 from lm.system.terminal import format_table

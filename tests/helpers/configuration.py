@@ -11,8 +11,13 @@ from typing import Any, get_args
 
 from lm.cli.compose import compose
 from lm.cli.help import REQUIRED, Setting, settings
-from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig, UserError
-from lm.config.commands import LookConfig, RunsConfig
+from lm.cli.evaluate import EvaluateConfig
+from lm.lab.commands.export import ExportConfig
+from lm.cli.generate import GenerateConfig
+from lm.config import RunConfig
+from lm.errors import UserError
+from lm.lab.commands.look import LookConfig
+from lm.lab.commands.runs import RunsConfig
 from lm.lab.ablation.settings import AblateConfig, AblationConfig, ReportConfig
 from lm.system.terminal import to_override_value
 

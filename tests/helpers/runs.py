@@ -13,18 +13,8 @@ from typing import Any
 import pytest
 
 from lm.cli.compose import compose
-from lm.config import (
-    CheckpointConfig,
-    DataConfig,
-    HeadConfig,
-    ModelConfig,
-    OptimConfig,
-    RunConfig,
-    TokenizerConfig,
-    TrainerConfig,
-    UserError,
-    ValidationConfig,
-)
+from lm.config import CheckpointConfig, DataConfig, HeadConfig, ModelConfig, OptimConfig, RunConfig, TokenizerConfig, TrainerConfig, ValidationConfig
+from lm.errors import UserError
 from lm.system.files import read_csv, read_json
 
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes

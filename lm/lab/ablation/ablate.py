@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig
+from lm.errors import UserError
 from lm.lab.ablation.arms import time_steps
 from lm.lab.ablation.contrasts import level_of
 from lm.lab.ablation.executors import EXECUTORS, execute

@@ -16,11 +16,11 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from lm.config import RunConfig, UserError, foreign_classes, require
-from lm.config.checks import error_prefix
-from lm.config.identity import config_hash, differences, flat
+from lm.config import RunConfig, config_hash, flat, foreign_classes
+from lm.config.identity import differences
 from lm.data.tokens import TextData, prepare
-from lm.formats.base import read_base
+from lm.errors import UserError, error_prefix, require
+from lm.folder import read_base
 from lm.lab.ablation.record import ArmRecord
 from lm.lab.ablation.settings import AblationConfig
 from lm.model.size import flops_per_token, n_params

@@ -11,8 +11,8 @@ from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import explaining, kinds_of
 from lm.cli.recipe import tell
 from lm.cli.words import with_text
-from lm.config import RunConfig, require
-from lm.config.checks import error_prefix
+from lm.config import RunConfig
+from lm.errors import error_prefix, require
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.settings import AblateConfig
 from lm.lab.commands.question import MARGIN, SEEDS, choose, compose_arms, question_in_a_line, write_question

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from scipy import special
 
-from lm.config.identity import key_of
+from lm.cli.arguments import key_of
 from lm.lab.ablation.record import AblationRecord, ArmRecord
 from lm.lab.ablation.response_surface import Regret, combine_regrets
 from lm.lab.ablation.settings import BUDGET_NAMES, METRICS, weighted_sum

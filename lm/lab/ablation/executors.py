@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lm.config import Diverged, UserError, foreign_classes
-from lm.config.checks import without_secrets
+from lm.config import foreign_classes
+from lm.errors import Diverged, UserError, without_secrets
 from lm.lab.ablation.arms import code_hash
 from lm.lab.ablation.forkserver import PROCESSES, SHUTDOWN, warm_up
 from lm.lab.ablation.plan import RunSpec

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from lm.config.checks import reading
+from lm.errors import reading
 from lm.lab.ablation.contrasts import Contrast
 from lm.lab.ablation.record import CONTRASTS, REPORTED, UNUSED, AblationRecord, ArmRecord, Run
 from lm.system.files import read_csv

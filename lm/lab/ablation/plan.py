@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from lm.config import RunConfig, UserError
-from lm.config.checks import error_prefix
-from lm.config.identity import config_hash, differences
-from lm.config.run import NO_LIMIT
+from lm.config import NO_LIMIT, RunConfig, config_hash
+from lm.config.identity import differences
 from lm.data.tokens import TextData
+from lm.errors import UserError, error_prefix
 from lm.lab.ablation.arms import Arm, Arms, build_arm, build_arms, change, set_steps, time_steps
 from lm.lab.ablation.contrasts import ENDED
 from lm.lab.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from lm.config import UserError
-from lm.config.checks import build, reading, without_secrets
-from lm.config.identity import flat
+from lm.config import build, flat
+from lm.errors import UserError, reading, without_secrets
+from lm.folder import read_result
 from lm.lab.ablation.settings import RECORD, AblateConfig, Question
 from lm.system.files import json_sha256, read_json, write_json, write_text
 from lm.system.terminal import to_override_value
-from lm.training.run_directory import read_result
 
 FILE, LOCK = RECORD, ".lock"
 CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published

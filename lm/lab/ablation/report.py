@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from lm.config.identity import key_of
+from lm.cli.arguments import key_of
 from lm.lab.ablation import figures
 from lm.lab.ablation.contrasts import percent
 from lm.lab.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, design_of, is_locked

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.config.checks import reading
+from lm.errors import reading
 from lm.lab.ablation.contrasts import ENDED, FAMILIES, Contrast, compare_arms, level_of, percent
 from lm.lab.ablation.frozen import is_frozen, read_frozen
 from lm.lab.ablation.record import (

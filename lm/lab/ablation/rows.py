@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.config.checks import UserError, error_prefix, reading, require, require_seed
+from lm.errors import UserError, error_prefix, reading, require, require_seed
 from lm.lab.ablation import figures
 from lm.lab.ablation.record import FILE, AblationRecord, ArmRecord
 from lm.lab.ablation.report import comparison_table, facts_of_metric, plain, summary, verdict_json, write_pages

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
+from lm.errors import UserError, expand_paths, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> whether less is better, its unit, and what it is called
     "val_loss": (True, "nats per token", "validation loss, nats per token"),
@@ -86,7 +86,7 @@ class AblationConfig(Question):
     >>> arms = {"tied": [], "untied": []}
     >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
     Traceback (most recent call last):
-    lm.config.checks.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
+    lm.errors.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
     arms: dict[str, list[str]]  # name -> what is changed

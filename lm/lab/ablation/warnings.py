@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lm.config.identity import flat
+from lm.config import flat
 from lm.lab.ablation.contrasts import Contrast, decimals
 from lm.lab.ablation.record import AblationRecord, design_of
 from lm.lab.ablation.results import Results, curve_table, gap_table, over_seeds

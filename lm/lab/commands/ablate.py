@@ -21,13 +21,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lm.cli import command_line, this_command
+from lm.cli.arguments import key_of
 from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
-from lm.config import RunConfig, UserError
-from lm.config.identity import is_verb, key_of
+from lm.config import RunConfig
+from lm.config.identity import is_verb
+from lm.errors import UserError
 from lm.lab.ablation.forkserver import warm_up
 from lm.lab.ablation.settings import METRICS, AblateConfig
 from lm.lab.commands.question import (

@@ -9,8 +9,9 @@ from typing import Any
 
 from lm.cli.compose import parse
 from lm.cli.words import runs_of, split_words, with_folders
-from lm.config import ExportConfig, UserError
-from lm.formats.base import model_folder
+from lm.errors import UserError
+from lm.folder import model_folder
+from lm.lab.commands.export import ExportConfig
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = ExportConfig
@@ -30,7 +31,7 @@ def run(args: list[str]) -> None:
     if further:
         raise UserError(f"run_dir={config.run_dir}: names {1 + len(further)} runs, expected one")
     settings, result = _training_of(run_dir)  # raises UserError before the slow imports below
-    from lm.formats.folder import load_model
+    from lm.folder import load_model
     from lm.lab.formats.card import write_card
     from lm.lab.formats.gguf import FILE, export_gguf
     from lm.lab.formats.huggingface import export
@@ -59,8 +60,8 @@ def run(args: list[str]) -> None:
 
 def _opening(run_dir: Path) -> str:
     """A line of the run's validation text; none if that is not at hand."""
-    from lm.inference.text import own_data
     from lm.lab.measures.samples import validation_prompts
+    from lm.scoring import own_data
 
     with suppress(UserError, OSError, IndexError):
         return validation_prompts(own_data(run_dir)[0])[0]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from lm.cli.compose import parse
 from lm.cli.words import runs_of, split_words, with_folders
-from lm.config import UserError
-from lm.config.commands import LookConfig
 from lm.data.paths import listed
-from lm.lab.runs.find import MARKS, folders_with, newest_run
+from lm.errors import UserError
+from lm.folder import newest_run
+from lm.lab.commands.look import LookConfig
+from lm.lab.runs.find import MARKS, folders_with
 
 SCHEMA = LookConfig
 

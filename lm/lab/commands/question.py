@@ -19,14 +19,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from lm.cli.arguments import key_of
 from lm.cli.compose import compose, for_later
 from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
 from lm.cli.recipe import notes, replacing, values_of, with_recipe
-from lm.config import RunConfig, UserError, require
-from lm.config.checks import error_prefix, reading, without_secrets
-from lm.config.identity import flat, key_of
+from lm.config import RunConfig, flat
 from lm.data.paths import check_paths
-from lm.formats.base import agrees
+from lm.errors import UserError, error_prefix, reading, require, without_secrets
+from lm.folder import agrees
 from lm.lab.ablation.record import FILE, AblationRecord, design_of, question_of, read_record
 from lm.lab.ablation.settings import MOST_SEEDS, AblationConfig
 from lm.system.files import json_sha256, write_text

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from lm.cli import this_command
 from lm.cli.compose import compose, parse
 from lm.cli.words import split_words, with_folders
-from lm.config import RunConfig, UserError
-from lm.config.checks import error_prefix
+from lm.config import RunConfig
+from lm.errors import UserError, error_prefix
 from lm.lab.ablation.settings import ReportConfig
 
 if TYPE_CHECKING:

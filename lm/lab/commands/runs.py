@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lm.cli.compose import parse
 from lm.cli.words import split_words, with_folders
-from lm.config import UserError
-from lm.config.commands import RunsConfig
+from lm.errors import UserError
+from lm.lab.commands.runs import RunsConfig
 from lm.lab.runs.find import find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from lm.system.files import write_text

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from lm.config import ModelConfig, UserError
+from lm.config import ModelConfig
+from lm.errors import UserError
 
 Weights = dict[str, torch.Tensor]
 Settings = dict[str, Any]

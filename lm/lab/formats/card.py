@@ -6,9 +6,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config.checks import without_secrets
-from lm.config.identity import flat, is_runtime
+from lm.config import flat
+from lm.config.identity import is_runtime
 from lm.data.ngram import ngram_figure
+from lm.errors import without_secrets
 from lm.lab.report.pages import render
 from lm.model.size import n_params
 from lm.model.transformer import Transformer

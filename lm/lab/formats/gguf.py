@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config import ModelConfig, UserError
+from lm.config import ModelConfig
 from lm.data.tokenizer import BYTES, Tokenizer
+from lm.errors import UserError
 from lm.lab.formats.architectures import ARCHITECTURES, Architecture, architecture_of
 from lm.lab.formats.huggingface import check_finite, matrices, new_folder
 from lm.model.transformer import RoPE, Transformer

@@ -13,9 +13,9 @@ import numpy as np
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
-from lm.formats.folder import write_weights
+from lm.errors import UserError
+from lm.folder import write_weights
 from lm.lab.formats.architectures import Architecture, Weights, architecture_of
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer

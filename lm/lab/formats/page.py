@@ -13,8 +13,8 @@ import numpy as np
 from markupsafe import Markup
 from tokenizers import pre_tokenizers
 
-from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
+from lm.errors import UserError
 from lm.lab.formats.huggingface import check_finite, new_folder
 from lm.lab.report.pages import render, script_hash
 from lm.model.size import n_params

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, UserError
-from lm.config.checks import build, reading
-from lm.config.model import TOKENIZER, ModelSettings
+from lm.config import HeadConfig, ModelConfig, build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
+from lm.errors import UserError, reading
+from lm.folder import TOKENIZER, ModelSettings
 from lm.lab.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, SYNONYMS, Architecture, Weights
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, sha256

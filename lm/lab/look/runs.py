@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm.config import HeadConfig, ModelConfig, UserError
-from lm.config.checks import build, reading
+from lm.config import HeadConfig, ModelConfig, build
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData
-from lm.formats.base import model_folder
-from lm.formats.folder import load_model
-from lm.inference.text import own_data
+from lm.errors import UserError, reading
+from lm.folder import load_model, model_folder
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
 from lm.lab.measures.details import token_counts
@@ -25,6 +23,7 @@ from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
 from lm.model.user_class import check_classes
+from lm.scoring import own_data
 from lm.system.device import best_device
 from lm.training.run_directory import RunDirectory
 from lm.training.state import checkpoints

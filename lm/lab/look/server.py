@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
 
-from lm.config import UserError, require
-from lm.config.checks import DAMAGE, build, require_seed
+from lm.config import build
 from lm.decoding import Sampling
+from lm.errors import DAMAGE, UserError, require, require_seed
 from lm.lab.ablation.record import is_locked
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results

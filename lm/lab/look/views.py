@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.config import UserError, require
 from lm.data.batches import IGNORED
 from lm.data.tokenizer import Tokenizer
 from lm.decoding import Sampling, decode
+from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
 from lm.lab.measures.details import NLLByTarget, by_frequency
 from lm.lab.measures.samples import validation_prompts

@@ -7,20 +7,20 @@ validated, as in metrics.csv: with optim.ema the average of the weights.
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import RunConfig
-from lm.data.tokens import TextData
 from lm.lab.measures.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.model.transformer import Transformer
 from lm.scoring import validate
-from lm.training.metrics import MetricsFile
-from lm.training.state import State
+from lm.training.log import MetricsFile, Step
+
+if TYPE_CHECKING:
+    from lm.training.train import Engine
 
 GRADIENTS = ("embedding_grad", "head_grad", "cosine")
 BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm") for i in range(1, BANDS + 1)]
@@ -70,26 +70,27 @@ class EmbeddingGradient:
 
 
 class Diagnostics:
-    """Writes a row of diagnostics.csv every `diagnostics.every` steps and after the last one."""
+    """Observer that writes a row of diagnostics.csv every `diagnostics.every` steps and after the last one."""
 
-    def __init__(self, path: Path, run: RunConfig, data: TextData, state: State) -> None:
-        self.run, self.data, self.state = run, data, state
-        self.file = MetricsFile(path, state.step, columns=COLUMNS)
+    def __init__(self, engine: "Engine") -> None:
+        self.run, self.data, self.state = engine.run, engine.data, engine.state
+        state, data = engine.state, engine.data
+        self.file = MetricsFile(engine.directory.diagnostics, state.step, columns=COLUMNS)
         self.bands = frequency_bands(token_counts(data.train, state.net.vocab_size))
         self.gradient = EmbeddingGradient(state.net, lambda: self._is_due(state.step + 1))
 
     def _is_due(self, step: int) -> bool:
         return step % self.run.diagnostics.every == 0 or step == self.run.steps
 
-    def before_clipping(self) -> None:
+    def before_clip(self) -> None:
         if self._is_due(self.state.step + 1):
             embedding, head = (grad.flatten() for grad in self.gradient.gradients())
             self.norms = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
 
-    def after_step(self, grad_norm: Tensor) -> None:
+    def after_step(self, step: Step, row: dict[str, float]) -> None:
         state = self.state
         state.n_measured += 1  # not all, if it was resumed with another `every`
-        state.n_clipped = state.n_clipped + (grad_norm > (self.run.trainer.gradient_clip_val or math.inf))
+        state.n_clipped = state.n_clipped + (step.norm > (self.run.trainer.gradient_clip_val or math.inf))
         if self._is_due(state.step):
             self.file.append(state.step, self._row(state.step))
             state.n_measured = state.n_clipped = 0

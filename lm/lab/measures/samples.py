@@ -6,23 +6,22 @@ Each prompt has a greedy continuation and one drawn with a fixed seed.
 import json
 import logging
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from lm.config import RunConfig, UserError
-from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
 from lm.decoding import generate
+from lm.errors import UserError
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
+from lm.training.log import Step
 from lm.training.run_directory import read_samples
-from lm.training.state import State
+
+if TYPE_CHECKING:
+    from lm.training.train import Engine
 
 NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
-COPIED = 80  # characters in a row that a text may share with the training text by chance
-COPIED_FROM = 20_000_000  # bytes of the training text that are searched
+SAMPLE_TEMPERATURE = 0.8  # of drawn samples, whose seed is the number of their prompt
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
@@ -49,37 +48,27 @@ def draw_samples(
     return rows
 
 
-def is_copied(text: str, data: TextData) -> bool:
-    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
+class SamplesFile:
+    """Observer that writes a line of samples.jsonl at each validation; the last samples are in result.json.
 
-    Ids are compared, as bytes: to decode the training text would take many times as long.
+    Lines of later steps than the step of a resume are cut off: they are written again.
     """
-    tokenizer, ids, begin, absent = data.tokenizer, data.tokenizer.encode(text), 0, -1
-    searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
-    for end in range(1, len(ids) + 1):
-        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
-            begin += 1  # the shortest stretch that ends here
-        if begin > absent and len(tokenizer.decode(ids[begin:end])) > COPIED:
-            for start in ((begin + end) // 2, begin):  # a half that is not there tells of all stretches around it
-                if np.array(ids[start:end], data.train.dtype).tobytes() not in searched:
-                    absent = start
-                    break
-            else:
-                return True
-    return False
 
+    def __init__(self, engine: "Engine") -> None:
+        self.engine, self.path = engine, engine.directory.samples
+        kept = [row for row in read_samples(self.path) if row["step"] <= engine.state.step]
+        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
-def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
-    """A line of samples.jsonl, for a validation during training; the last samples are in result.json."""
-    line = {"step": state.step, "tokens": state.step * run.tokens_per_step}
-    with open(path, "a") as file:
-        file.write(json.dumps(line | {"samples": draw_samples(state.eval_net, data, run.prompts)}) + "\n")
+    def before_clip(self) -> None: ...
 
-
-def cut_samples(path: Path, step: int) -> None:
-    """Keep the lines up to a step; those of later ones will be written again."""
-    lines = [json.dumps(row) for row in read_samples(path) if row["step"] <= step]
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    def after_step(self, step: Step, row: dict[str, float]) -> None:
+        if "val/loss" not in row:
+            return
+        state, run = self.engine.state, self.engine.run
+        samples = draw_samples(state.eval_net, self.engine.data, run.prompts)
+        line = {"step": state.step, "tokens": state.step * run.tokens_per_step, "samples": samples}
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def validation_prompts(data: TextData) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.config import UserError
-from lm.config.checks import without_secrets
-from lm.config.identity import described_settings, flat
+from lm.config import flat
+from lm.config.identity import described_settings
+from lm.errors import UserError, without_secrets
 from lm.lab.ablation.settings import RECORD
 from lm.training.run_directory import RunDirectory
 

@@ -9,16 +9,18 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import UserError
-from lm.config.identity import RESOLVED, described_settings, flat
+from lm.config import flat
+from lm.config.identity import RESOLVED, described_settings
 from lm.data.ngram import ngram_figure
+from lm.errors import UserError
+from lm.folder import read_result
 from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.lab.report.pages import render
 from lm.lab.runs.curves import curve, read_curves, tail
 from lm.lab.runs.find import FoundRun, read_run
 from lm.system.files import remove_partial, write_text
 from lm.system.terminal import to_override_value
-from lm.training.run_directory import read_result, read_samples
+from lm.training.run_directory import read_samples
 
 MAX_TIMES = 5  # times during training whose samples are shown
 FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import UserError
 from lm.data.paths import BLOCK, open_file, reading_from, suffix
+from lm.errors import UserError
 
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
 
@@ -133,3 +133,14 @@ def columns_of(file: Path, kind: str) -> list[str]:
     if not texts:
         raise UserError(f"{file}: its first row has no text; expected a column of strings, a document in each row")
     return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))
+
+
+def texts_in(file: Path, kind: str, column: str) -> Iterator[bytes]:
+    """Yield the texts in a column of a table, encoded. Raises UserError."""
+    for _, (text,) in documents_of(cells_in(file, kind, column), column):
+        yield text
+
+
+def documents_in(files: Iterable[Path], kind: str, column: str) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield a document for each cell in a column of tables. Raises UserError."""
+    return documents_of((cell for file in files for cell in cells_in(file, kind, column)), column)

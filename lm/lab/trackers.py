@@ -1,8 +1,5 @@
-"""What a run reports while it trains: the rows of metrics.csv, and the trackers that the setting `logger` names."""
+"""Trackers beside metrics.csv: TensorBoard's logger of Fabric, and W&B's of Lightning."""
 
-import csv
-import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,58 +11,21 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from lm.config import RunConfig, UserError
-from lm.config.checks import reading, without_secrets
-from lm.config.identity import flat
-from lm.data.tokens import TextData
-from lm.scoring import Scores
-from lm.system.files import csv_text, json_sha256, write_text
-from lm.training.run_directory import read_rows
+from lm.config import RunConfig, flat
+from lm.errors import UserError, without_secrets
+from lm.system.files import json_sha256
 
-COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
-FINAL = (  # of result.json, for the trackers
-    *("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token"),
-    *("steps", "tokens", "seconds", "tokens_per_second"),
+FINAL = (  # figures of result.json
+    "val_loss",
+    "val_bpb",
+    "val_top1",
+    "n_params",
+    "flops_per_token",
+    "steps",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
 )
-log = logging.getLogger(__name__)
-
-
-def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
-    """Scores as columns. In bits per byte, an estimate takes the bytes per token of the whole text."""
-    n_bytes = data.val_bytes * (scores.n_tokens / data.n_targets)
-    bpb = scores.bpb(n_bytes)
-    return {"val/loss": scores.loss, "val/bpb": bpb, "val/top1": scores.top1, "val/tokens": scores.n_tokens}
-
-
-class MetricsFile:
-    """A CSV file with a row for each logged step, in order, also after a resume, without times; trackers get a copy.
-
-    Rows of an existing file up to `resume_step` are kept; it is told if some of those up to `logged_step` are lost.
-    """
-
-    def __init__(
-        self, path: Path, resume_step: int = 0, logged_step: int = 0, loggers: Any = (), columns: Any = COLUMNS
-    ) -> None:
-        self.path, self.loggers, self.columns = path, loggers, columns
-        rows = read_rows(path) if resume_step else []
-        with reading(path):  # a person may have edited it
-            rows = [row for row in rows if int(row["step"]) <= resume_step]
-        if (int(rows[-1]["step"]) if rows else 0) < logged_step:
-            log.warning("%s: its rows up to step %d are lost", path, logged_step)
-        write_text(path, csv_text(columns, rows))
-
-    def append(self, step: int, metrics: dict[str, float]) -> None:
-        with open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore").writerow(
-                {"step": step, **metrics}
-            )
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step)
-
-    def sync(self) -> None:
-        """Wait until all rows are on disk: a checkpoint must not be newer than they are."""
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
 
 
 @contextmanager

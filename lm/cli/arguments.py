@@ -1,0 +1,387 @@
+"""Arguments before Hydra or a dataclass reads them: words, everyday names, mistakes. Pure functions.
+
+`train` and `ablate` take a text as a bare word. Its size chooses a recipe: a file of
+configs/experiment, which is put in front of what is typed as `experiment=NAME` and nothing else, so
+that a sweep, --cfg job, the hash of a run and a resume see an ordinary override.
+"""
+
+import difflib
+import glob
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.config import RECIPES, recipe_of
+from lm.data.paths import is_url, kind_of, text_size
+from lm.errors import UserError, expanded
+from lm.folder import is_run
+
+CONFIGS = next(
+    path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
+)
+GROUPS = tuple(sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()))
+HYDRA_FLAGS = {  # flag -> whether a value follows
+    **dict.fromkeys(("-m", "--multirun", "--resolve", "-sc", "--shell-completion"), False),
+    **dict.fromkeys(("-c", "--cfg", "-p", "--package", "--info", "--hydra-help"), True),
+    **dict.fromkeys(("-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"), True),
+}
+MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
+# Everyday names of settings that are spelled otherwise here.
+NAMES = {
+    "block_size": "data.seq_len",
+    "context": "data.seq_len",
+    "batch": "data.batch_size",
+    "data": "data.path",
+    "dataset": "data.path",
+    "device": "trainer.accelerator",
+    "dtype": "trainer.precision",
+    "epochs": "trainer.max_epochs",
+    "iters": "trainer.max_steps",
+    "max_iters": "trainer.max_steps",
+    "steps": "trainer.max_steps",
+    "layers": "model.n_layers",
+    "n_layer": "model.n_layers",
+    "n_head": "model.n_heads",
+    "n_embd": "model.d_model",
+    "hidden_size": "model.d_model",
+    "learning_rate": "optim.lr",
+    "minutes": "max_minutes",
+    "optimizer": "optim",
+    "out_dir": "run_dir",
+    "resume": "run_dir",
+    "temp": "temperature",
+    "vocab": "tokenizer.vocab_size",
+}
+EXPECTED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+EXPECTED |= {list: "a list such as [a,b]", dict: "names with values such as {a: b}", NoneType: "null"}
+Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
+
+
+def kinds_of(schema: Any, prefix: str = "") -> Kinds:
+    """Return the types of the settings of a dataclass, of groups as well as of what they hold."""
+    kinds: Kinds = {}
+    for item in fields(schema):
+        kinds[prefix + item.name] = item.type
+        for kind in filter(is_dataclass, (item.type, *get_args(item.type))):
+            kinds |= kinds_of(kind, f"{prefix}{item.name}.")
+    return kinds
+
+
+def key_of(override: str) -> str:
+    """Return the key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+# --- mistakes
+
+
+def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
+    """Return the line about a flag or a key that does not exist; `following` is the next word.
+
+    >>> unknown_key("steps=3", {"trainer.max_steps": int})
+    'steps: no such key; did you mean trainer.max_steps=3?'
+    >>> unknown_key("--lr", {"optim.lr": float}, "0.1")
+    '--lr: no such flag; did you mean optim.lr=0.1?'
+    """
+    typed, equals, value = word.partition("=")
+    name = typed.lstrip("-+~").replace("-", "_").lower()
+    if not equals and "=" not in following and not following.startswith("-"):
+        value = following
+    last = {key: key.rpartition(".")[2] for key in kinds}
+    meant = NAMES.get(name)
+    if meant not in kinds:
+        same = [key for key, part in last.items() if part == name.rpartition(".")[2]]
+        spellings = {(key if "." in name else part): key for key, part in last.items()}
+        close = difflib.get_close_matches(name, spellings, 1, 0.75)
+        meant = next(iter(same), None) or next((spellings[spelling] for spelling in close), None)
+    what = "flag" if typed.startswith("-") else "key"
+    if meant is None:
+        return f"{typed}: no such {what}; --help shows the settings"
+    if bool in (kinds[meant], *get_args(kinds[meant])) and value not in ("true", "false"):
+        value = "true"
+    assigned = shlex.quote(f"{meant}={value or 'VALUE'}")
+    if meant == "data.path":
+        assigned = shlex.join(text_settings(value or "FILE"))
+    return f"{typed}: no such {what}; did you mean {assigned}?"
+
+
+def wrong_value(override: str, kinds: Kinds) -> str:
+    """Return the line about a value of another type than the type of the setting.
+
+    >>> wrong_value("temperature=0,7", {"temperature": float})
+    'temperature=0,7: expected a number'
+    """
+    kind = kinds.get(key_of(override))
+    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group") for part in parts)
+    return f"{override}: expected {expected}"
+
+
+# --- flat commands: generate, evaluate and the like, which read no YAML files
+
+
+def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]:
+    """Return the bare words and the settings. A -- in front is left out. Raises UserError for a flag."""
+    args = args[1:] if args[:1] == ["--"] else args
+    for i, arg in enumerate(args):
+        if re.match(r"--?[a-zA-Z][\w-]*(=|$)", arg):
+            following = args[i + 1] if i + 1 < len(args) else ""
+            raise UserError(unknown_key(arg, kinds_of(schema), following))
+    words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.-]*=", arg)]
+    return words, [arg for arg in args if arg not in words]
+
+
+def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
+    """Return key=value arguments as a flat dataclass; `values` are settings that come from elsewhere.
+
+    A setting that is text is whatever stands behind the first =; others are read as YAML.
+    """
+    kinds = kinds_of(schema)
+    for arg in args:
+        key, equals, text = arg.partition("=")
+        if not equals:
+            raise UserError(f"{arg}: expected key=value")
+        if key not in kinds:
+            raise UserError(unknown_key(arg, kinds))
+        if str in (kinds[key], *get_args(kinds[key])) and (text != "null" or key == "prompt"):
+            values[key] = text
+            continue
+        try:
+            node = OmegaConf.structured(schema)
+            node[key] = OmegaConf.create(f"value: {text}").value
+            values[key] = OmegaConf.to_container(node)[key]  # type: ignore[index,call-overload]
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise UserError(wrong_value(arg, kinds)) from error
+    for item in fields(schema):
+        is_required = item.default is MISSING and item.default_factory is MISSING
+        if is_required and item.name not in values:
+            raise UserError(f"{item.name}: is missing; give it as {item.name}=VALUE")
+    return schema(**values)
+
+
+def is_folder(word: str) -> bool:
+    """Whether a word is a folder, or a glob that matches folders."""
+    return os.path.isdir(word) or (glob.has_magic(word) and bool(glob.glob(f"{word}/")))
+
+
+def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "run_dir") -> list[str]:
+    """Return the settings with the folders that bare words name. Raises UserError for a second one."""
+    if not folders:
+        return [*settings]
+    if any(setting.startswith(f"{key}=") for setting in settings):
+        raise UserError(f"{folders[0]}: is a second {key}; {key}=[A,B] names several")
+    value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
+    return [f"{key}={value}", *settings]
+
+
+# --- commands of Hydra: train and ablate
+
+
+class Words(NamedTuple):
+    flags: list[str]  # of Hydra, with their values
+    overrides: list[str]  # key=value, and Hydra's ~key
+    bare: list[str]
+
+
+def classify(args: Sequence[str], kinds: Kinds) -> Words:
+    """Sort the arguments of a command of Hydra. Raises UserError for an unknown flag or key."""
+    words = Words([], [], [])
+    i = 0
+    while i < len(args):
+        arg, following = args[i], args[i + 1] if i + 1 < len(args) else ""
+        i += 1
+        if arg.startswith("-"):
+            flag = arg.partition("=")[0]
+            if flag not in HYDRA_FLAGS:
+                raise UserError(unknown_key(arg, kinds, following))
+            words.flags.append(arg)
+            if HYDRA_FLAGS[flag] and "=" not in arg and following:
+                words.flags.append(following)
+                i += 1
+        elif is_setting(arg, kinds):
+            words.overrides.append(arg)
+        elif is_text(arg) or "=" not in arg:
+            words.bare.append(arg)
+        else:
+            raise UserError(unknown_key(arg, kinds))
+    return words
+
+
+def is_setting(arg: str, kinds: Kinds) -> bool:
+    """Whether a word sets a known key, chooses of a group, or is Hydra's own."""
+    if arg.startswith("~"):
+        return True
+    key, equals, _ = arg.partition("=")
+    key = key.lstrip("+")
+    group = re.split("[.@/]", key)[0]
+    is_open = group == "hydra" or isinstance(kinds.get(key.rpartition(".")[0]), dict)
+    is_choice = key.partition("@")[0] in GROUPS
+    return bool(equals) and (key in kinds or is_choice or is_open or arg.startswith("+"))
+
+
+def is_text(word: str) -> bool:
+    """Whether a word is an existing file or folder, a glob that matches some, or an address."""
+    if is_url(word) or os.path.exists(word):
+        return True
+    return glob.has_magic(word) and any(glob.iglob(word, recursive=True))
+
+
+def text_settings(path: str) -> list[str]:
+    """Return the settings that read a text, whose ending tells a table.
+
+    >>> text_settings("rows.jsonl")
+    ['data=json', 'data.path=rows.jsonl']
+    """
+    return [f"data={kind_of(path)}", f"data.path={path}"]
+
+
+def with_text(words: Words) -> list[str]:
+    """Return the overrides with the settings of the text that a bare word names. Raises UserError."""
+    keys = [key_of(override) for override in words.overrides]
+    if not words.bare:
+        return words.overrides
+    path, *others = words.bare
+    for other in others:
+        if not is_text(other):
+            raise UserError(unknown_word(other))
+        advice = "several files are one text as a folder or a glob in quotes; data.val_path=FILE is for validation"
+        raise UserError(f"{other}: is a second text; {advice}")
+    if "data.path" in keys:
+        raise UserError(f"{path}: is a second text beside data.path")
+    if not is_text(path) and not _is_text_of_run(path, words.overrides):
+        raise UserError(unknown_word(path))
+    if is_run(Path(path)):
+        raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
+    settings = [f"data.path={path}"] if "data" in keys else text_settings(path)
+    return [*settings, *words.overrides]
+
+
+def unknown_word(word: str) -> str:
+    """Return the line about a bare word that names nothing."""
+    groups = [group for group in GROUPS if (CONFIGS / group / f"{word}.yaml").is_file()]
+    if groups:
+        return f"{word}: a setting is given as key=value; did you mean {groups[0]}={word}?"
+    folder, name = os.path.split(word)
+    names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    close = difflib.get_close_matches(name, names, 1, 0.75)
+    advice = (
+        f"did you mean {shlex.quote(os.path.join(folder, close[0]))}?" if close else "run_dir=RUN shows a finished run"
+    )
+    return f"{word}: no such file, folder or glob; {advice}"
+
+
+def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
+    """Whether a text that may be gone is the text of the run that run_dir names."""
+    for override in overrides:
+        folder = Path(override.partition("=")[2]).expanduser()
+        if key_of(override) == "run_dir" and is_run(folder):
+            content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+            return bool(content["data"]["path"] == path)
+    return False
+
+
+def values_of(override: str) -> list[str]:
+    """Return the values of an override, several in a sweep; commas of an existing path part nothing."""
+    value = override.partition("=")[2]
+    return [value] if os.path.exists(value) else value.split(",")
+
+
+def recipe_for(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the recipe for the text that overrides name, if they choose none, with a line about it.
+
+    experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
+    and a logger do not. Raises UserError for a text that is too small or texts that differ.
+    """
+    typed = {key_of(override): override for override in overrides}
+    decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
+    kind = typed.get("data", "").partition("=")[2]
+    if decided & typed.keys() or "data.path" not in typed or kind not in ("text", "json", "csv", "parquet"):
+        return None, []
+    column = typed.get("data.column", "=text").partition("=")[2]
+    most = typed.get("data.max_bytes", "=").partition("=")[2]
+    found: dict[str, str] = {}
+    notes = []
+    for path in values_of(typed["data.path"]):
+        if "${" in path:
+            return None, []
+        try:
+            size = text_size(path, kind, column, limit=max(RECIPES) + 1)
+        except UserError:
+            run_dir = typed.get("run_dir", "=").partition("=")[2]
+            if run_dir and is_run(Path(expanded(run_dir, "run_dir"))):
+                return None, []  # a finished run is shown without its text
+            raise
+        size = min(size, int(most)) if most.isdigit() else size
+        if size < MIN_BYTES:
+            advice = "experiment=none tokenizer=char trains on it all the same"
+            raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
+        found[path] = recipe_of(size)
+        notes.append(f"{path}, {_in_words(size)}: experiment={found[path]}")
+    if len({*found.values()}) > 1:
+        listed = ", ".join(f"{path} experiment={name}" for path, name in found.items())
+        raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
+    return next(iter(found.values())), notes
+
+
+def _in_words(size: float) -> str:
+    if size > max(RECIPES):
+        return f"more than {max(RECIPES) / 1e6:g} MB"
+    return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
+
+
+# --- text in Hydra's grammar
+
+# Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
+NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def quoted(text: str) -> str:
+    """Return text as a string of Hydra's grammar; ${key} in it is interpolated.
+
+    >>> quoted("it's (1),a=b.txt")
+    "'it\\\\'s (1),a=b.txt'"
+    """
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
+    """Return an override as Hydra reads it: the path of a text is quoted, and digits that are text.
+
+    >>> for_hydra("data.path=a (1).txt", {"data.path": str}), for_hydra("seed=1", {"seed": int})
+    ("data.path='a (1).txt'", 'seed=1')
+    """
+    key, equals, value = override.partition("=")
+    parts = {kinds.get(key.lstrip("+")), *get_args(kinds.get(key.lstrip("+")))}
+    if not equals or not parts & {str, list[str]} or value[:1] in ("'", '"'):
+        return override
+    if list[str] in parts and value.startswith("["):
+        elements = [element.strip() for element in value[1:-1].split(",")]
+        return f"{key}=[{','.join(quoted(e) if NUMBER.fullmatch(e) else e for e in elements)}]"
+    values = values_of(override) if is_sweep else [value]
+    is_path = key == "data.path" and value != "null" and not re.match(r"(choice|glob|range)\(", value)
+    shown = [quoted(v) if is_path or NUMBER.fullmatch(v) else v for v in values]
+    return f"{key}={','.join(shown)}"
+
+
+def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]]:
+    """Return the arguments of train for Hydra, and lines about the recipe. Raises UserError.
+
+    >>> hydra_words(["experiment=none", "seed=1"], {"seed": int})
+    (['experiment=none', 'seed=1'], [])
+    """
+    words = classify(args, kinds)
+    overrides = with_text(words)
+    recipe, notes = recipe_for(overrides)
+    is_sweep = bool({"-m", "--multirun"} & {*words.flags})
+    chosen = [f"experiment={recipe}"] if recipe else []
+    return [*words.flags, *chosen, *(for_hydra(word, kinds, is_sweep) for word in overrides)], notes

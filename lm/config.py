@@ -1,0 +1,691 @@
+"""The settings of a run. The comment behind a field is the help of the setting.
+
+A field made by `aside` changes no number of a run: where the run lies, what is logged, how the text
+is read (the hashes of text and tokenizer say what they are). All other settings decide the run:
+`config_hash` hashes them and `same_run` compares them.
+
+This module imports no torch, so that a wrong setting is refused within a second.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.errors import (
+    UserError,
+    expand_paths,
+    require,
+    require_choice,
+    require_min,
+    require_positive,
+    require_seed,
+)
+
+
+def aside(default: Any) -> Any:
+    """Return a dataclass field for a setting that changes no number of a run."""
+    return field(default=default, metadata={"decides": False})
+
+
+# --- the model
+
+LINEARS = ("linear", "lora")
+NORMS = ("rmsnorm", "layernorm", "none")
+NORM_ORDERS = ("pre", "post")
+FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu")
+POSITIONS = ("rope", "learned", "none")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Settings that may also be the dotted path of a class of the user's own, with the built-in names.
+CLASSES = {
+    "model.linear": LINEARS,
+    "model.norm": NORMS,
+    "model.ffn": FFNS,
+    "model.position": POSITIONS,
+}
+MAX_LAYERS = 10_000  # more layers take minutes to build
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """The transformer without its head. Widths and counts are final: nothing is rounded later.
+
+    The defaults are a plain transformer; configs/model/small.yaml is the default of train.py.
+
+    >>> ModelConfig(d_model=100, n_heads=3)
+    Traceback (most recent call last):
+    lm.errors.UserError: model.d_model=100 is not divisible by model.n_heads=3
+    """
+
+    n_layers: int = 4  # number of transformer blocks
+    d_model: int = 128  # width of the residual stream and of each embedding
+    n_heads: int = 2  # number of attention heads in each block
+    n_kv_heads: int | None = None  # number of key and value heads; 1: multi-query; null: n_heads
+    d_head: int | None = None  # width of a head; null: d_model / n_heads
+    d_ff: int = 320  # width of the hidden layer of the FFN
+    norm: str = "rmsnorm"  # rmsnorm, layernorm, none, or the dotted path of a class
+    norm_order: str = "pre"  # pre: norms before attention and FFN; post: after each is added
+    norm_eps: float = 1e-5  # number added to the variance or mean square of a norm
+    ffn: str = "swiglu"  # swiglu, relu, gelu, gelu_tanh, relu2, silu, or the path of a class
+    position: str = "rope"  # rope, learned, none, or the dotted path of a class
+    qk_norm: bool = False  # whether queries and keys of each head are normalised by `norm`
+    bias: bool = False  # whether projections and LayerNorms have a bias; the LM head never has one
+    attention_bias: bool | str | None = None  # bias of q, k, v, o; qkv: not of o; null: `bias`
+    dropout: float = 0.0  # dropout rate of embeddings, attention weights, and both branches
+    linear: str = "linear"  # linear, lora, or the dotted path of a class like torch.nn.Linear
+    lora_rank: int | None = None  # rank of the adapters of linear=lora; null: 8
+    lora_alpha: float | None = None  # scale of the adapters, alpha / rank; null: 16
+    lora_targets: list[str] | None = None  # projections that have an adapter; null: all
+    rope_theta: float = 10000.0  # base of RoPE's wavelengths; lower values suit short contexts
+    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE; null: none
+    previous_token_init: int = 0  # number of first layers whose heads start on previous tokens
+    vocab_rows: int | None = None  # rows of the embedding; null: one for each token
+    residual_scale: float | None = None  # factor of initial o_proj, down_proj; null: 1/sqrt(2 n_layers)
+
+    def __post_init__(self) -> None:
+        for key, path in foreign_classes(self).items():
+            if "." not in path or not all(part.isidentifier() for part in path.split(".")):
+                choices = ", ".join(CLASSES[key])
+                raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
+        require_choice("model.norm_order", self.norm_order, NORM_ORDERS)
+        counts = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_rows")
+        require_min(1, "model.", self, *counts, "lora_rank")
+        require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        require_positive("model.", self, "rope_theta", "norm_eps", "lora_alpha")
+        require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
+        require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
+        setting = f"model.attention_bias={self.attention_bias}"
+        require(self.attention_bias in (None, False, True, "qkv"), setting, "true, false, qkv or null")
+
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
+        if self.n_heads % self.kv_heads:
+            raise UserError(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
+        if self.position == "rope" and self.head_dim % 2:
+            key = "d_model/n_heads" if self.d_head is None else "model.d_head"
+            raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
+        for key, neutral in {"previous_token_init": "0", "rope_scaling": "null"}.items():
+            if self.position != "rope" and (value := getattr(self, key)):
+                raise UserError(f"model.{key}={value}: expected {neutral} with model.position={self.position}")
+        for key, neutral in {"previous_token_init": "0", "qk_norm": "false"}.items():
+            if self.norm == "none" and (value := getattr(self, key)):
+                raise UserError(f"model.{key}={value}: expected {neutral} with model.norm=none")
+        if (numbers := self.rope_scaling) is not None:
+            is_scaling = len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]
+            expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
+            require(is_scaling, f"model.rope_scaling={numbers}", expected)
+
+        for key in ("lora_rank", "lora_alpha", "lora_targets"):
+            if self.linear != "lora" and (value := getattr(self, key)) is not None:
+                raise UserError(f"model.{key}={value}: is for model.linear=lora, not {self.linear}; leave it null")
+        require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
+        for name in self.adapted:
+            require_choice("model.lora_targets", name, self.projections)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn == "swiglu")
+
+    @property
+    def rank(self) -> int:
+        return self.lora_rank or 8
+
+    @property
+    def alpha(self) -> float:
+        return 16.0 if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The names of the projections that have an adapter."""
+        if self.linear != "lora":
+            return ()
+        return self.projections if self.lora_targets is None else tuple(self.lora_targets)
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def attn_bias(self) -> bool | str:
+        return self.bias if self.attention_bias is None else self.attention_bias
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_heads or self.n_heads
+
+
+def foreign_classes(config: ModelConfig) -> dict[str, str]:
+    """Return the settings that name a class of the user's own, such as model.ffn, with its path."""
+    named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
+    return {key: path for key, path in named.items() if path not in CLASSES[key]}
+
+
+# Settings that each kind of head needs; a head accepts none of the others.
+HEAD_SETTINGS: dict[str, tuple[str, ...]] = {
+    "tied": (),
+    "untied": ("head_std", "head_lr_multiplier"),
+    "tied_projected": ("head_lr_multiplier",),
+    "untied_from_embedding": ("head_lr_multiplier",),
+    "untied_midtraining": ("head_lr_multiplier", "untie_at"),
+}
+HEADS = tuple(HEAD_SETTINGS)
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadConfig:
+    """The LM head, tied to the embedding or not, with its initialisation and learning rates.
+
+    `kind` is the key of the class in HEADS of lm/model/head.py. The multipliers scale
+    optim.adam_lr, or optim.lr where adam_lr is null. The defaults are those of
+    configs/head/tied.yaml, except for the tuned embedding_lr_multiplier.
+
+    >>> HeadConfig(kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0).kind
+    'untied'
+    """
+
+    name: str = aside("tied")  # name of the head in folders and results: its file in configs/head
+    kind: str = "tied"  # how the LM head and the embedding share weights; see configs/head/
+    embedding_std: float | None = None  # initial std of the embedding; null: 1/sqrt(d_model)
+    embedding_multiplier: float | None = 1.0  # factor of the input embeddings; null: sqrt(d_model)
+    embedding_lr_multiplier: float = 1.0  # learning rate of the embedding, as a multiple
+    head_std: float | None = None  # initial std of the head's own matrix
+    head_lr_multiplier: float | None = None  # learning rate of the head's own matrix, as a multiple
+    untie_at: float | None = None  # fraction of training at which the head is untied
+
+    def __post_init__(self) -> None:
+        require_choice("head.kind", self.kind, HEADS)
+        require_min(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
+        require_min(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
+        for key in ("head_lr_multiplier", "head_std", "untie_at"):
+            is_needed, value = key in HEAD_SETTINGS[self.kind], getattr(self, key)
+            if is_needed and value is None:
+                raise UserError(f"head.{key}: expected a number with head.kind={self.kind}; see configs/head/")
+            if not is_needed and value is not None:
+                raise UserError(f"head.{key}={value}: expected null with head.kind={self.kind}")
+        require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
+
+
+# --- text and tokenizer
+
+SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub", "tokens")
+TABLES = ("json", "csv", "parquet", "hub")
+# Settings that only some sources have.
+SOURCE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "name": ("hub",),
+    "revision": ("hub",),
+    "split": ("hub",),
+    "val_split": ("hub",),
+    "val_path": ("text", "json", "csv", "parquet", "tokens"),
+    "sha256": ("text",),
+    "separator": ("text",),
+    "max_bytes": ("stdlib", "text", *TABLES),
+    "column": TABLES,
+    "rows": TABLES,
+}
+TOKENIZERS = ("bpe", "char", "byte", "file")
+# The largest text in bytes that a recipe is for. A larger text gets the default run.
+RECIPES = {
+    20_000: "chars_10k",
+    60_000: "chars_30k",
+    200_000: "chars_100k",
+    700_000: "bpe_300k",
+    2_000_000: "bpe_1m",
+}
+
+
+def recipe_of(n_bytes: float) -> str:
+    """Return the experiment that suits a text of so many bytes.
+
+    >>> recipe_of(300_000), recipe_of(10**9)
+    ('bpe_300k', 'none')
+    """
+    return next((name for most, name in RECIPES.items() if n_bytes <= most), "none")
+
+
+def default_cache() -> str:
+    """Return a folder in the user's cache, the same for all working directories."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lm_lab")
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig:
+    """The source of the text, its split, and the size of a batch."""
+
+    source: str = aside("stdlib")  # kind of text; the group data chooses it
+    path: str | None = aside(None)  # file, folder, glob, address, or the Hub's owner/name
+    sha256: str | None = aside(None)  # text: hash that its one file must have, decompressed
+    name: str | None = aside(None)  # hub: configuration of a data set that has several
+    revision: str | None = aside(None)  # hub: commit, tag or branch; null: newest commit of main
+    split: str = aside("train")  # hub: split to read
+    val_split: str | None = aside(None)  # hub: split that is the validation text; null: see fold
+    val_path: str | None = aside(None)  # files: path of the validation text; null: see fold
+    separator: str | None = aside(None)  # text: word that ends a document; null: only files do
+    column: str = aside("text")  # tables: column that holds the text
+    rows: str = aside("documents")  # tables: what a row is: documents, or lines of one text
+    seq_len: int = 128  # tokens of a training window, and the model's longest context
+    batch_size: int = 8  # sequences per optimizer step on one device
+    order: str = "windows"  # what each epoch shuffles: windows, or documents before they are cut
+    val_fraction: float = 0.1  # fraction of the text that is held out for validation
+    fold: int | None = None  # which of round(1/val_fraction) parts is held out; null: the last part
+    document_mask: bool = False  # whether a token attends to its own document alone
+    val_max_bytes: int | None = aside(4_000_000)  # most bytes that val_fraction holds out; null: any
+    max_bytes: int | None = aside(None)  # bytes of text that are read; null: all
+    overfit_batches: int = 0  # number of first batches that are repeated; 0: train on all batches
+    cache_dir: str = field(default_factory=default_cache, metadata={"decides": False})  # folder of tokens
+
+    def __post_init__(self) -> None:
+        expand_paths("data.", self, "path", "val_path")
+        require_choice("data.source", self.source, SOURCES)
+        require_choice("data.order", self.order, ("windows", "documents"))
+        require_choice("data.rows", self.rows, ("documents", "lines"))
+        require_min(1, "data.", self, "seq_len", "batch_size", "max_bytes")
+        require_min(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
+        require_min(0, "data.", self, "overfit_batches", "fold")
+        require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
+        if self.source == "stdlib" and self.path is not None:
+            raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")
+        if self.source != "stdlib" and not self.path:
+            form = "OWNER/NAME" if self.source == "hub" else "FILE"
+            raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
+        for key, sources in SOURCE_SETTINGS.items():
+            value = getattr(self, key)
+            if value == "":
+                raise UserError(f"data.{key}: is empty")
+            if value != default_of(DataConfig, key) and self.source not in sources:
+                kinds = " or ".join(sources)
+                raise UserError(f"data.{key}={value}: is for data={kinds}, not data.source={self.source}")
+        if None not in (self.separator, self.sha256, self.max_bytes):
+            raise UserError(f"data.max_bytes={self.max_bytes}: expected null with data.separator and data.sha256")
+        for key, train in (("val_path", self.path), ("val_split", self.split)):
+            if (value := getattr(self, key)) is None:
+                continue
+            require(value != train, f"data.{key}={value}", "another text than the training text")
+            for unused in ("val_fraction", "val_max_bytes", "fold"):
+                if (given := getattr(self, unused)) != default_of(DataConfig, unused):
+                    raise UserError(f"data.{unused}={given}: nothing is held out beside data.{key}={value}")
+        if self.fold is not None:
+            expected = f"0 to {self.n_folds - 1} with data.val_fraction={self.val_fraction}"
+            require(self.fold < self.n_folds, f"data.fold={self.fold}", expected)
+
+    @property
+    def n_folds(self) -> int:
+        return round(1 / self.val_fraction)
+
+    @property
+    def cache(self) -> Path:
+        """The folder that cache_dir names. Raises PermissionError where no home is known."""
+        path = os.path.expanduser(self.cache_dir)
+        if path.startswith("~/"):
+            advice = "no home is known; data.cache_dir=DIR keeps the tokens elsewhere"
+            raise PermissionError(errno.EACCES, advice, path)
+        return Path(path)
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizerConfig:
+    kind: str = aside("bpe")  # bpe, char, byte or file
+    vocab_size: int | None = aside(2048)  # bpe: most tokens, end of text included
+    path: str | None = aside(None)  # file: a tokenizer.json of the tokenizers library
+
+    def __post_init__(self) -> None:
+        expand_paths("tokenizer.", self, "path")
+        require_choice("tokenizer.kind", self.kind, TOKENIZERS)
+        if self.kind == "bpe" and (self.vocab_size or 0) < 257:
+            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+        if self.kind != "bpe" and self.vocab_size is not None:
+            advice = f"is for tokenizer=bpe; tokenizer.kind={self.kind} has its own"
+            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: {advice}")
+        if self.kind == "file" and self.path is None:
+            raise UserError("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
+        if self.kind != "file" and self.path is not None:
+            raise UserError(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")
+
+
+# --- training
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimConfig:
+    """An optimizer. Its learning rate is a linear warm-up times a decay, both functions of the step.
+
+    The defaults are those of optim=adamw; configs/optim/muon.yaml is the default of train.py.
+    """
+
+    name: str = "adamw"  # adamw or muon
+    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all where adam_lr is null
+    adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier scale it
+    lr_scale: float = 1.0  # factor of the peak learning rate of every parameter group
+    momentum: float | None = None  # muon: decay of the moving average of the gradients
+    ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW: decays of both averages
+    eps: float = 1e-8  # AdamW: number added to the denominator
+    ema: float | None = None  # decay of an average of the weights, which is the model; null: none
+    weight_decay: float = 0.1  # weight decay of the matrices of the blocks; all else has none
+    warmup_steps: int = 50  # steps over which the learning rate rises from 0
+    decay: str = "linear"  # linear, cosine or constant
+    decay_fraction: float = 1.0  # last fraction of the run, over which the learning rate decays
+    final_lr_fraction: float = 0.0  # learning rate at the end, as a fraction of the peak
+
+    def __post_init__(self) -> None:
+        require_choice("optim.name", self.name, ("adamw", "muon"))
+        require_choice("optim.decay", self.decay, ("linear", "cosine", "constant"))
+        rates = ("lr", "adam_lr", "lr_scale", "eps", "weight_decay", "final_lr_fraction")
+        require_min(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
+        for key in ("adam_lr", "momentum", "ns_steps"):
+            value = getattr(self, key)
+            if (self.name == "muon") != (value is not None):
+                raise UserError(f"optim.{key}={value}: expected with optim=muon, and only there")
+        require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
+        require(1 <= (self.ns_steps or 1) <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
+        are_decays = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(are_decays, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
+        is_decay = self.ema is None or 0 < self.ema < 1
+        require(is_decay, f"optim.ema={self.ema}", "between 0 and 1, or null for no average")
+        require(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")
+
+
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")  # fp16 would need loss scaling
+# Sharded strategies would split the weights that Muon, validation and checkpoints need whole.
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerConfig:
+    """Where and how long a run is trained, under the names of Lightning's Trainer."""
+
+    accelerator: str = "auto"  # cpu, gpu, cuda or mps; auto: the best device of this machine
+    devices: int = 1  # number of devices on each node
+    num_nodes: int = 1  # number of machines
+    strategy: str = "auto"  # ddp or a variant of it; auto: ddp on several devices
+    precision: str = "auto"  # 32-true or bf16-mixed; auto: bf16-mixed where it is native
+    max_steps: int = 1600  # length in optimizer steps, unless max_epochs, max_tokens or max_minutes
+    max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
+    accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
+    gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
+    log_every_n_steps: int = aside(10)  # optimizer steps between rows of metrics.csv
+    enable_progress_bar: bool = aside(True)  # whether progress is shown on standard error
+    detect_anomaly: bool = aside(False)  # stop at the operation whose gradient is NaN; slow
+
+    def __post_init__(self) -> None:
+        require_choice("trainer.accelerator", self.accelerator, ACCELERATORS)
+        require_choice("trainer.strategy", self.strategy, STRATEGIES)
+        require_choice("trainer.precision", self.precision, PRECISIONS)
+        counts = ("devices", "num_nodes", "max_steps", "accumulate_grad_batches", "log_every_n_steps")
+        require_min(1, "trainer.", self, *counts)
+        require_min(0, "trainer.", self, "gradient_clip_val")
+        require_positive("trainer.", self, "max_epochs")
+
+    @property
+    def world_size(self) -> int:
+        return self.devices * self.num_nodes
+
+
+@dataclass(slots=True, kw_only=True)
+class TensorBoardConfig:
+    dir: str | None = aside(None)  # folder; null: tensorboard/ in the directory of the run
+
+    def __post_init__(self) -> None:
+        expand_paths("logger.tensorboard.", self, "dir")
+
+
+@dataclass(slots=True, kw_only=True)
+class WandbConfig:
+    project: str = aside("lm")  # project that lists the runs
+    offline: bool = aside(False)  # whether the run stays on this machine until `wandb sync`
+    dir: str | None = aside(None)  # folder; null: wandb/ in the directory of the run
+
+    def __post_init__(self) -> None:
+        expand_paths("logger.wandb.", self, "dir")
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerConfig:
+    """Trackers beside metrics.csv. logger=NAME chooses one, logger=[NAME,NAME] several."""
+
+    tensorboard: TensorBoardConfig | None = aside(None)
+    wandb: WandbConfig | None = aside(None)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    every: int = aside(100)  # optimizer steps between checkpoints
+    keep: int = aside(2)  # number of newest checkpoints that are kept
+    resume: bool = aside(True)  # false: an unfinished run starts from step 0 again
+    best: bool = False  # true: model/ is the validated model of the lowest val/loss, not the last
+    patience: int | None = None  # validations without a lower val/loss that end the run; null: any
+
+    def __post_init__(self) -> None:
+        require_min(1, "checkpoint.", self, "every", "keep", "patience")
+
+
+@dataclass(slots=True, kw_only=True)
+class ValidationConfig:
+    """Validation during training on evenly spaced windows; the last one covers the whole text.
+
+    Both settings decide the run where a validation chooses the model or ends the run.
+    """
+
+    every: int = aside(100)  # optimizer steps between validations; 0: only at the end
+    batches: int | None = aside(16)  # batches of data.batch_size windows; null: the whole text
+
+    def __post_init__(self) -> None:
+        require_min(0, "validation.", self, "every")
+        require_min(1, "validation.", self, "batches")
+
+
+@dataclass(slots=True, kw_only=True)
+class DiagnosticsConfig:
+    every: int = aside(0)  # optimizer steps between rows of diagnostics.csv; 0: no such file
+
+    def __post_init__(self) -> None:
+        require_min(0, "diagnostics.", self, "every")
+
+
+LOSSES = ("auto", "plain", "chunked")
+NO_LIMIT = 1_000_000_000  # steps of a run whose length needs a text or a clock
+TIED_MATRICES = ("embedding", "head", "mean")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a training run, and where the run goes."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    init_from: str | None = aside(None)  # finished run that gives the weights and the tokenizer
+    init_sha256: str | None = None  # hash of the weights of init_from; null: read from init_from
+    init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean becomes the matrix
+    prompts: list[str] | None = aside(None)  # prompts of the samples; null: three from the text
+    max_tokens: int | None = aside(None)  # length in tokens, rounded up to whole steps
+    max_minutes: float | None = None  # length in minutes: as many steps as take so long here
+    seed: int = 0  # random seed of weights, batches and dropout
+    threads: int | None = aside(None)  # threads of torch; null: OMP_NUM_THREADS, else all cores
+    loss: str = "auto"  # plain or chunked, which compute the same; auto: the faster one
+    ngram_smoothing: float = 0.0  # weight of the n-gram distribution in each target; 0: one token
+    loss_temperature: float = 1.0  # number that training divides the logits by
+    activation_checkpointing: bool = aside(False)  # recompute blocks: less memory, 1/3 more FLOPs
+    compile: bool = False  # whether torch.compile compiles the steps; see docs/performance.md
+    run_dir: str | None = aside(None)  # directory; null: runs/NAME, which ends in the run's hash
+    other_code: bool = aside(False)  # true: resume a run that another version of the code began
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "init_from")
+        require_choice("loss", self.loss, LOSSES)
+        require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
+        require(0 <= self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
+        require_positive("", self, "loss_temperature", "max_minutes")
+        require_min(1, "", self, "max_tokens", "threads")
+        require_seed(self.seed)
+        require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
+        micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
+        if size % micro_batches:
+            raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+        self._check_length()
+        is_lora = self.model.linear == "lora"
+        if is_lora or self.trainer.world_size > 1:
+            where = "with model.linear=lora" if is_lora else "on several devices"
+            require(self.head.untie_at is None, f"head.kind={self.head.kind}", f"another head {where}")
+            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", f"0 {where}")
+        if is_lora and self.init_tied_matrix is not None:
+            raise UserError(f"init_tied_matrix={self.init_tied_matrix}: expected null with model.linear=lora")
+
+    def _check_length(self) -> None:
+        lengths = {
+            "trainer.max_epochs": self.trainer.max_epochs,
+            "max_tokens": self.max_tokens,
+            "max_minutes": self.max_minutes,
+        }
+        given = [f"{key}={value:g}" for key, value in lengths.items() if value is not None]
+        require(len(given) < 2, " ".join(given), "one length")
+        every, patience = self.validation.every, self.checkpoint.patience
+        for key, is_used in (("best", self.checkpoint.best), ("patience", patience is not None)):
+            if is_used and not 0 < every < self.steps:
+                reason = f"validation.every={every} gives a run of {self.steps} steps no validation"
+                raise UserError(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
+        if patience is not None and self.diagnostics.every:
+            raise UserError(f"diagnostics.every={self.diagnostics.every}: expected 0 with checkpoint.patience")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target positions of one optimizer step, on all devices together."""
+        return self.data.batch_size * self.data.seq_len * self.trainer.world_size
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run; NO_LIMIT with max_epochs or max_minutes until resolved."""
+        if self.max_tokens is not None:
+            return math.ceil(self.max_tokens / self.tokens_per_step)
+        if self.trainer.max_epochs is not None or self.max_minutes is not None:
+            return NO_LIMIT
+        return self.trainer.max_steps
+
+
+# --- which run it is
+
+# Settings that the machine and the text decide where they are left open. config.yaml of a run has
+# the decisions, and under `requested` what was typed.
+REQUESTED = (
+    "trainer.accelerator",
+    "trainer.precision",
+    "loss",
+    "threads",
+    "trainer.max_steps",
+    "trainer.max_epochs",
+    "max_minutes",
+)
+HASHES = ("data_hash", "tokenizer_hash")
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        is_group = isinstance(value, dict) and value
+        leaves |= flat(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}": value}
+    return leaves
+
+
+def _deciding_keys(schema: Any, prefix: str = "") -> set[str]:
+    keys = set[str]()
+    for item in fields(schema):
+        if is_dataclass(item.type):
+            keys |= _deciding_keys(item.type, f"{prefix}{item.name}.")
+        elif item.metadata.get("decides", True):
+            keys.add(prefix + item.name)
+    return keys
+
+
+DECIDING = frozenset(_deciding_keys(RunConfig))
+
+
+def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that change a number of a run, as dotted keys, with the hashes if given."""
+    leaves, keys = flat(settings), DECIDING | {*HASHES}
+    if leaves["checkpoint.best"] or leaves["checkpoint.patience"] is not None:
+        keys |= {"validation.every", "validation.batches"}
+    if leaves["data.val_path"] is not None or leaves["data.val_split"] is not None:
+        keys -= {"data.val_fraction", "data.fold"}
+    if leaves["compile"]:  # a compiler fuses repeated operations otherwise
+        keys |= {"activation_checkpointing"}
+    if leaves["trainer.num_nodes"] > 1:  # the number of processes decides, not their places
+        leaves["trainer.devices"] *= leaves["trainer.num_nodes"]
+        leaves["trainer.num_nodes"] = 1
+    return {key: value for key, value in leaves.items() if key in keys}
+
+
+def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what a run is, as dotted keys: with its text and its tokenizer."""
+    groups, others = ("data.", "tokenizer.", "head."), DECIDING | {*HASHES}
+    return {
+        key: value
+        for key, value in flat(settings).items()
+        if key in others or (key.startswith(groups) and key != "data.cache_dir")
+    }
+
+
+def requested_settings(run: RunConfig) -> dict[str, Any]:
+    """Return the settings of a run as they were asked for, nested; max_tokens as steps."""
+    settings = asdict(run)
+    if run.max_tokens is not None:
+        settings["trainer"]["max_steps"], settings["max_tokens"] = run.steps, None
+    return settings
+
+
+def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
+    """Return the SHA-256 of what was asked of a run and of its text.
+
+    The hash is equal on all machines: a setting that is left open is hashed as it was asked for.
+    """
+    hashes = {"data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
+    content = deciding_settings(requested_settings(run) | hashes)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Return the keys in which the run of a config.yaml and requested settings differ.
+
+    A setting that was left open agrees with the request and with the decision. The number of
+    threads counts on a CPU, where it changes the rounding. A hash counts if both sides have it.
+    """
+    before, now = deciding_settings(saved), deciding_settings(settings)
+    requested = saved["requested"]
+    if saved["trainer"]["accelerator"] == "cpu":
+        before["threads"], now["threads"] = saved["threads"], settings["threads"]
+    keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
+    return sorted(key for key in keys if now.get(key) not in (before.get(key), requested.get(key, before.get(key))))
+
+
+# --- dataclasses from files
+
+
+def default_of(schema: Any, key: str) -> Any:
+    """Return the default of a field of a dataclass."""
+    return next(item.default for item in fields(schema) if item.name == key)
+
+
+def build(schema: Any, content: Any, key: str = "") -> Any:
+    """Return the content of a JSON or YAML file as a dataclass. Raises UserError naming a wrong key."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))
+    except UserError:
+        raise
+    except (OmegaConfBaseException, ValueError) as error:
+        place = ".".join(filter(None, (key, str(getattr(error, "full_key", None) or ""))))
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{place}: {reason}" if place else reason) from error

@@ -1,0 +1,124 @@
+"""Errors that a user can correct, each as one line, and the checks that raise them."""
+
+import csv
+import math
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# Exceptions of Python where the content of a file is not what its reader expects.
+DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    csv.Error,
+)
+# An address in a text: scheme, user and password, host and path, query.
+ADDRESS = re.compile(
+    r"""([a-zA-Z][\w+.-]*://)(?:[^\s/?#'"]*@)?((?:(?!::)[^\s?'"])*)"""
+    r"""(?:\?[^\s'"]*?(?=[]:;,.)]*(?:$|[\s'"])))?"""
+)
+RESUMABLE = "the same command continues what is done already"  # note of an exception
+
+
+def without_secrets(value: Any) -> Any:
+    """Return text, or lists and dicts of text, without users, passwords and queries of addresses.
+
+    A query may give access. Everything that is shown, sent or published passes through this
+    function; only config.yaml of a run keeps an address as it was given.
+
+    >>> without_secrets("data.path=https://me:pw@host/a.txt?signature=x: not found")
+    'data.path=https://host/a.txt: not found'
+    """
+    if isinstance(value, str):
+        return ADDRESS.sub(r"\1\2", value) if "://" in value else value
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_secrets(item) for key, item in value.items()}
+    return value
+
+
+class UserError(ValueError):
+    """A mistake that the user can correct: the key or file, what is wrong, and what to type."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
+
+
+class Diverged(UserError):
+    """The loss is no longer finite. Every attempt with the same settings ends so."""
+
+
+@contextmanager
+def error_prefix(place: str) -> Iterator[None]:
+    """Put the key or the file in front of the message of a UserError from inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+
+
+@contextmanager
+def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
+    """Turn an error about the content of a file into a UserError that names the file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except DAMAGE as error:
+        message = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
+
+
+# --- checks of settings
+
+
+def require(holds: bool, setting: str, expected: str) -> None:
+    if not holds:
+        raise UserError(f"{setting}: expected {expected}")
+
+
+def require_choice(key: str, name: str | None, names: Collection[str]) -> None:
+    if name is not None and name not in names:
+        raise UserError(f"{key}={name}: choose one of {', '.join(names)}")
+
+
+def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
+    """Refuse a value below `minimum`, above 2**53, or NaN; None passes."""
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and not minimum <= value <= 2**53:
+            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
+
+
+def require_positive(prefix: str, config: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{prefix}{key}={value}: expected a number above 0")
+
+
+def require_seed(seed: int, key: str = "seed") -> None:
+    require(0 <= seed < 2**63, f"{key}={seed}", "0 to 2**63 - 1")
+
+
+def expanded(path: str, key: str) -> str:
+    """Return a path with the home folder in place of `~`; `~name` of no user stays a file name."""
+    full = os.path.expanduser(path)
+    is_known = full != path or (path != "~" and not path.startswith("~/"))
+    require(is_known, f"{key}={path}", "a path without ~: no home is known")
+    return full
+
+
+def expand_paths(prefix: str, config: Any, *keys: str) -> None:
+    """Replace `~` in the settings of these keys. No other place expands a path."""
+    for key in keys:
+        if (path := getattr(config, key)) is not None:
+            setattr(config, key, expanded(path, f"{prefix}{key}"))

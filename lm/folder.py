@@ -1,0 +1,317 @@
+"""Folders of runs and models on disk: what a folder is, and a model's three files.
+
+A model is `model.safetensors`, `tokenizer.json` and `config.json`, none of which can run code. The lab
+converts a folder of Hugging Face transformers where such a folder is named.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.config import HeadConfig, ModelConfig, TokenizerConfig, build, foreign_classes
+from lm.data.paths import listed
+from lm.errors import UserError, reading, require_min
+from lm.registry import load
+from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lm.data.tokenizer import Tokenizer
+    from lm.model.transformer import Transformer
+
+log = logging.getLogger(__name__)
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"  # of a folder of transformers in several files
+CONFIG_HASH = re.compile(r"^config_hash: ", re.MULTILINE)
+# Settings that the weights of a model do not depend on.
+WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
+
+
+# --- runs
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is the directory of a run: its config.yaml has a `config_hash`.
+
+    The config.yaml of another program does not make a folder a run.
+    """
+    try:
+        return bool(CONFIG_HASH.search((folder / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """Return the content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
+    if not path.exists():
+        return None
+    with reading(path):
+        return read_json(path)
+
+
+def run_folders(top: Path) -> Iterator[Path]:
+    """Yield the runs at or below a folder in order, without hidden folders and the runs of ablations."""
+    for folder, below, names in os.walk(top):
+        if "ablation.json" in names or ("config.yaml" in names and is_run(Path(folder))):
+            below[:] = []
+            if "ablation.json" not in names:
+                yield Path(folder)
+        below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def newest_run(folder: Path, finished: bool = True) -> Path | None:
+    """Return the run below a folder that was finished last; else, of unfinished runs, the one written last."""
+    times: list[tuple[float, Path]] = []
+    for path in run_folders(folder):
+        result, metrics = path / "result.json", path / "metrics.csv"
+        if result.exists() == finished:
+            last = result if finished else metrics if metrics.exists() else path / "config.yaml"
+            times.append((last.stat().st_mtime, path))
+    return max(times)[1] if times else None
+
+
+def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
+    """Return the folders that run_dir names, each with a model, or else the newest run. Raises UserError."""
+    if run_dir is not None:
+        names = listed(run_dir, "run_dir", folders=True)
+        for name in names:
+            model_folder(name)
+            if is_run(Path(name)) and not Path(name, "result.json").exists():
+                log.warning("run_dir=%s: is unfinished; this is its model when it was stopped", name)
+        return names
+    if (path := newest_run(folder)) is None:
+        stopped = newest_run(folder, finished=False)
+        advice = f"run_dir={stopped} was stopped" if stopped else "train one, or name one by run_dir=RUN"
+        raise UserError(f"run_dir: there is no finished run below {folder}/; {advice}")
+    log.info("run_dir=%s: the newest finished run below %s/", path, folder)
+    return [str(path)]
+
+
+# --- models
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """The content of a model's config.json: all that builds the model, and hashes of the files beside it."""
+
+    vocab_size: int
+    seq_len: int  # the longest context
+    document_separator: int | None = None
+    model: ModelConfig
+    head: HeadConfig
+    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers
+    architecture: str | None = None  # in transformers, for one of its folders
+
+    def __post_init__(self) -> None:
+        require_min(1, "", self, "vocab_size", "seq_len")
+        require_min(0, "", self, "document_separator")
+
+
+def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
+    """Return the model folder of a run; `run_dir` may be the model folder, or a folder of transformers.
+
+    Raises UserError if there is none, and OSError if it cannot be read.
+    """
+    folder = Path(os.path.expanduser(run_dir))
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
+    if (folder / "model").is_dir():
+        folder = folder / "model"
+    try:
+        os.stat(folder / "config.json")  # raises PermissionError in a closed folder
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{key}={run_dir}: {_without_model(folder)}") from None
+    for name in (TOKENIZER, INDEX if (folder / INDEX).exists() else WEIGHTS):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
+    return folder
+
+
+def _without_model(folder: Path) -> str:
+    models = sorted(path.parents[1] for depth in ("*", "*/*") for path in folder.glob(f"{depth}/model/config.json"))
+    if models:
+        return f"is a folder of runs; did you mean run_dir={models[0]}?"
+    return "holds no model; expected a run directory that train has finished"
+
+
+def read_settings(folder: Path) -> ModelSettings:
+    """Return the settings of the model in its folder. Raises UserError naming the file and the key."""
+    path = folder / "config.json"
+    with reading(path):
+        content = read_json(path)
+        if "model_type" not in content:
+            settings: ModelSettings = build(ModelSettings, content)
+            if {*settings.sha256} != {WEIGHTS, TOKENIZER} or settings.architecture is not None:
+                raise UserError(f"sha256: expected the hashes of {WEIGHTS} and {TOKENIZER}")
+            return settings
+    converted: ModelSettings = load("lm.lab.formats.pretrained.pretrained_settings")(folder, content["model_type"])
+    return converted
+
+
+def write_weights(path: Path, weights: Mapping[str, "Tensor"]) -> None:
+    """Write tensors atomically; `safetensors.torch.save_file` would replace `path` by an unsynced file."""
+    from safetensors.torch import save
+
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    with atomic_file(path) as file:
+        file.write(save(whole, {"format": "pt"}))
+
+
+def read_weights(path: Path, expected: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """Return the tensors of a file, in the precision of `expected`, which may lie on "meta".
+
+    Raises ValueError, before memory is taken, for a tensor that is missing, superfluous or of another shape.
+    """
+    from safetensors.torch import load_file
+
+    stored = load_file(path)  # maps the file
+    for name in sorted(expected.keys() | stored.keys()):
+        shapes = [tuple(weights[name].shape) if name in weights else None for weights in (stored, expected)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{name}: {path.name} has the shape {shapes[0]}, the settings give {shapes[1]}")
+    return {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in stored.items()}
+
+
+def saved_state(net: "Transformer") -> dict[str, "Tensor"]:
+    """Return the weights as they are saved: a head that is tied for now has the values of the embedding."""
+    head = net.head.saved(net.embed.weight)
+    return net.state_dict() | {f"head.{name}": tensor for name, tensor in head.items()}
+
+
+def save_model(net: "Transformer", tokenizer: "Tokenizer", folder: Path) -> None:
+    """Write the weights, the tokenizer and, last, config.json with their hashes. `net` stays as it is."""
+    folder.mkdir(exist_ok=True)
+    write_weights(folder / WEIGHTS, saved_state(net))
+    write_text(folder / TOKENIZER, tokenizer.to_json())
+    settings = ModelSettings(
+        vocab_size=net.vocab_size,
+        seq_len=net.seq_len,
+        document_separator=net.document_separator,
+        model=net.config,
+        head=net.head_config,
+        sha256={name: sha256(folder / name) for name in (WEIGHTS, TOKENIZER)},
+    )
+    write_json(folder / "config.json", asdict(settings))
+
+
+def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tuple[Transformer, Tokenizer]":
+    """Return the model and the tokenizer of a run (or of its model/ folder), ready to generate, on the CPU.
+
+    `run_dir` may also be a folder of transformers. `classes` are classes of your own, or their dotted
+    paths, that the settings of the model may name: a folder's own word imports nothing. Raises
+    UserError naming the file that is missing or damaged, or a class that is not among `classes`.
+
+    >>> load_model("runs/absent")
+    Traceback (most recent call last):
+    lm.errors.UserError: run_dir=runs/absent: no such folder; expected a run directory that train wrote
+    """
+    from safetensors import SafetensorError
+
+    from lm.data.tokenizer import load_tokenizer
+    from lm.model.user_class import check_classes
+
+    folder = model_folder(run_dir)
+    settings = read_settings(folder)
+    if settings.architecture is not None:
+        pair: tuple[Transformer, Tokenizer] = load("lm.lab.formats.pretrained.load_pretrained")(folder, settings)
+        return pair
+    check_classes(settings.model, classes)
+    for name, right in settings.sha256.items():
+        if sha256(folder / name) != right:
+            raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    try:
+        return _read_net(folder / WEIGHTS, settings).eval(), tokenizer
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{folder / 'config.json'}: {reason}; expected what train wrote") from error
+
+
+def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
+    import torch
+
+    from lm.model.transformer import Transformer
+
+    # A class of the user's own may have tensors that no file holds.
+    with torch.device("cpu" if foreign_classes(settings.model) else "meta"):
+        net = Transformer(
+            settings.model,
+            settings.head,
+            vocab_size=settings.vocab_size,
+            seq_len=settings.seq_len,
+            document_separator=settings.document_separator,
+        )
+    net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
+    return net
+
+
+# --- a model that a run starts from
+
+
+@dataclass(slots=True, kw_only=True)
+class Base:
+    """A finished model that a run starts from, with what is known of its training."""
+
+    folder: Path  # of the model
+    settings: ModelSettings
+    sha256: str  # of the weights, which are compared with it when they are read
+    tokenizer: TokenizerConfig  # names the tokenizer.json
+    made_by: dict[str, Any]  # settings of the group `tokenizer` that would make such a tokenizer
+    steps: int | None  # of training, with the runs that the model started from; None: unknown
+    tokens: int | None
+
+    def accepts(self, key: str, value: Any) -> bool:
+        """Whether a run whose setting model.KEY is `value` can start from this model."""
+        own = getattr(self.settings.model, key)
+        is_adapted = (key, value, own) == ("linear", "lora", "linear")
+        return key in WEIGHTLESS or value == own or is_adapted
+
+
+def read_base(init_from: str) -> Base:
+    """Return what `init_from` names. Raises UserError naming what is missing or damaged."""
+    folder = model_folder(init_from, "init_from")
+    settings, path = read_settings(folder), folder / TOKENIZER
+    if settings.architecture is not None:
+        weights = load("lm.lab.formats.pretrained.weights_hash")(folder)
+    elif sha256(path) == settings.sha256[TOKENIZER]:
+        weights = settings.sha256[WEIGHTS]
+    else:
+        raise UserError(f"{path}: damaged, its bytes do not match config.json")
+    steps, tokens = _training_of(folder)
+    return Base(
+        folder=folder,
+        settings=settings,
+        sha256=weights,
+        tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path)),
+        made_by=_kind_of(path, settings.vocab_size),
+        steps=steps,
+        tokens=tokens,
+    )
+
+
+def _kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
+    """Return the settings that make such a tokenizer in this project; {} for the tokenizer of another."""
+    with suppress(UserError), reading(path):  # load_tokenizer says what is wrong with the file
+        model = read_json(path)["model"]
+        if model["type"] == "BPE" and model.get("merges"):
+            return {"kind": "bpe", "vocab_size": vocab_size}
+        if kind := {"WordLevel": "char", "BPE": "byte"}.get(model["type"]):
+            return {"kind": kind, "vocab_size": None}
+    return {}
+
+
+def _training_of(folder: Path) -> tuple[int | None, int | None]:
+    """Return the steps and tokens of the training of a model, with those of the models before it."""
+    if folder.name != "model" or (result := read_result(folder.parent / "result.json")) is None:
+        return None, None
+    before = result["init_from"] or {"steps": 0, "tokens": 0}
+    if before["steps"] is None:  # it began with a model whose training is unknown
+        return None, None
+    return result["steps"] + before["steps"], result["tokens"] + before["tokens"]

@@ -1,0 +1,23 @@
+"""Names of parts of the lab, imported when they are chosen: the core runs without the lab."""
+
+from importlib import import_module
+from typing import Any
+
+from lm.errors import UserError
+
+
+def load(dotted: str, default: Any = None) -> Any:
+    """Return the object at a dotted path; without the lab, `default`, or UserError if it is None.
+
+    >>> load("math.sqrt")(4.0)
+    2.0
+    """
+    module, _, name = dotted.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not module.startswith(f"{error.name}.") and error.name != module:
+            raise
+        if default is not None:
+            return default
+        raise UserError(f"{dotted}: is a part of the lab, which is not installed") from error

@@ -1,0 +1,50 @@
+"""Which code computes: the version of lm, and a hash of the code that the numbers of a run depend on."""
+
+import hashlib
+import io
+import tokenize
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import lm
+
+HOME = Path(lm.__file__).parent
+# The files that compute. The command line, messages and reports change no number of a run.
+COMPUTING = (
+    "data/*.py",
+    "model/*.py",
+    "training/*.py",
+    "scoring.py",
+    "lab/lora.py",
+    "lab/targets.py",
+    "lab/sources/*.py",
+)
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+
+
+@cache
+def code_identity() -> dict[str, str]:
+    """Return the version of lm and the hash of the code that computes, comments and docstrings apart."""
+    digest = hashlib.sha256()
+    for pattern in COMPUTING:
+        for path in sorted(HOME.glob(pattern)):
+            digest.update(f"{path.relative_to(HOME)}\n{code_of(path.read_text(encoding='utf-8'))}\n".encode())
+    return {"version": lm.__version__, "hash": digest.hexdigest()}
+
+
+def code_of(source: str) -> str:
+    r"""Return the tokens of a Python source without comments, docstrings and layout.
+
+    >>> code_of('def f(x):\n    "Double."\n    return 2 * x  # twice\n')
+    'def f ( x ) : return 2 * x'
+    """
+    words, begins_line = list[str](), True
+    tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
+    for token, following in pairwise(tokens):
+        is_docstring = token.type == tokenize.STRING and begins_line and following.type == tokenize.NEWLINE
+        if token.type not in LAYOUT and not is_docstring:
+            words.append(token.string)
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            begins_line = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
+    return " ".join(words)

@@ -1,0 +1,212 @@
+"""What a run reports while it trains: rows of metrics.csv, a bar and lines on standard error.
+
+An `Observer` watches the loop. The lab has further observers: diagnostics of the embedding, samples.
+"""
+
+import csv
+import logging
+import math
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from tqdm import tqdm
+
+from lm.config import RunConfig
+from lm.data.tokens import TextData
+from lm.decoding import generate
+from lm.errors import UserError, reading
+from lm.registry import load
+from lm.scoring import Scores
+from lm.system.files import csv_text, write_text
+from lm.system.terminal import duration, is_first_process, printable
+from lm.training.run_directory import read_rows
+from lm.training.state import State
+
+COLUMNS = (
+    "step",
+    "tokens",
+    "lr",
+    "train/loss",
+    "train/grad_norm",
+    "val/loss",
+    "val/bpb",
+    "val/top1",
+    "val/tokens",
+)
+TIMED_STEPS = 10  # after the first one, by which the time of a run is estimated
+SAMPLE_TOKENS = 48  # of the continuation that is shown at a validation
+FEW_TOKENS, FEW_SCORED = 5_000, 50  # a few pages to train on; a sentence or two to score
+MANY_EPOCHS = 10  # above which a text is learned by heart
+log = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """One optimizer step: the learning rate, the loss, the norm of the gradient before clipping."""
+
+    lr: float
+    loss: Tensor
+    norm: Tensor
+
+
+class Observer(Protocol):
+    """What watches the loop of a run, and changes no number of the run."""
+
+    def before_clip(self) -> None:
+        """Called after the last backward pass of a step."""
+
+    def after_step(self, step: Step, row: dict[str, float]) -> None:
+        """Called after a step; `row` is what is logged of it, {} if nothing is."""
+
+
+def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
+    """Return scores as columns. Bits per byte of an estimate take the bytes per token of the whole text."""
+    n_bytes = data.val_bytes * (scores.n_tokens / data.n_targets)
+    return {
+        "val/loss": scores.loss,
+        "val/bpb": scores.bpb(n_bytes),
+        "val/top1": scores.top1,
+        "val/tokens": scores.n_tokens,
+    }
+
+
+class MetricsFile:
+    """A CSV file with a row for each logged step, once, in order, also after a resume, without times.
+
+    Rows of an existing file up to `resume_step` are kept. Trackers (`loggers`) get a copy of each row.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int = 0,
+        logged_step: int = 0,
+        loggers: Sequence[Any] = (),
+        columns: Sequence[str] = COLUMNS,
+    ) -> None:
+        self.path, self.loggers, self.columns, self.n_steps = path, loggers, columns, resume_step
+        rows = read_rows(path) if resume_step else []
+        with reading(path):  # a person may have edited the file
+            rows = [row for row in rows if int(row["step"]) <= resume_step]
+        if (int(rows[-1]["step"]) if rows else 0) < logged_step:
+            log.warning("%s: its rows up to step %d are lost", path, logged_step)
+        write_text(path, csv_text(columns, rows))
+
+    def append(self, step: int, row: dict[str, float]) -> None:
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore")
+            writer.writerow({"step": step, **row})
+        for logger in self.loggers:
+            logger.log_metrics(row, step)
+
+    def before_clip(self) -> None:
+        self.n_steps += 1
+
+    def after_step(self, step: Step, row: dict[str, float]) -> None:
+        if row:
+            self.append(self.n_steps, row)
+
+
+# --- standard error
+
+
+def shows_bar(run: RunConfig) -> bool:
+    is_wanted = run.trainer.enable_progress_bar and sys.stderr.isatty()
+    return is_wanted and is_first_process(run.trainer.world_size)
+
+
+class Progress:
+    """A bar of tokens, the time that the run will take, and a line at each validation."""
+
+    def __init__(self, run: RunConfig, data: TextData, state: State) -> None:
+        self.run, self.data, self.state = run, data, state
+        self.begin, self.started = state.step, 0.0
+        self.bar: Any = tqdm(
+            desc="training",
+            total=run.steps * run.tokens_per_step,
+            initial=state.step * run.tokens_per_step,
+            unit="tok",
+            unit_scale=True,
+            leave=False,
+            disable=not shows_bar(run),
+        )
+
+    def before_clip(self) -> None: ...
+
+    def after_step(self, step: Step, row: dict[str, float]) -> None:
+        if self.bar.update(self.run.tokens_per_step):  # true when tqdm has redrawn, ten times a second
+            self.bar.set_postfix(loss=f"{step.loss.item():.3f}", refresh=False)
+        if self.state.ended_by:
+            self.bar.close()
+        elif self.run.trainer.enable_progress_bar:
+            self._estimate(step)
+            if "val/loss" in row:
+                self._write_validation(row)
+
+    def _estimate(self, step: Step) -> None:
+        """Say how long the run will take, by its first steps but for the very first one, which is slower."""
+        made = self.state.step - self.begin
+        if made not in (1, 1 + TIMED_STEPS):
+            return
+        step.loss.item()  # a GPU works behind what is asked of it until a number is read
+        now = time.perf_counter()
+        if made == 1:
+            self.started = now
+            return
+        seconds = (now - self.started) / TIMED_STEPS
+        left = duration((self.run.steps - self.state.step) * seconds)
+        _write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
+
+    def _write_validation(self, row: dict[str, float]) -> None:
+        """Write the losses of a validation, and what the model writes."""
+        run, state = self.run, self.state
+        left = tqdm.format_interval((run.steps - state.step) * state.seconds / state.step)
+        losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
+        _write_line(f"step {state.step:,} of {run.steps:,}: {losses}, {left} left")
+        find_prompts = load("lm.lab.measures.samples.validation_prompts", default=lambda data: [])
+        prompts = run.prompts if run.prompts is not None else find_prompts(self.data)
+        for prompt in prompts[:1]:
+            with suppress(UserError):  # a prompt with a character that the tokenizer lacks
+                text = generate(state.eval_net, self.data.tokenizer, prompt, SAMPLE_TOKENS)
+                line = f'  sample: "{prompt}" -> "{text}"'
+                width = shutil.get_terminal_size((100, 24)).columns - 1
+                _write_line(printable(line).replace("\n", "\\n")[:width])
+
+
+def _write_line(text: str) -> None:
+    with suppress(OSError):  # the terminal may have been closed
+        tqdm.write(text, sys.stderr)
+
+
+def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
+    """Say what begins, how often it will read its text, and which settings have no effect."""
+    epochs = run.steps * run.tokens_per_step / len(data.train)
+    is_learned = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    advice = "; read so often, the text is learned by heart: see docs/own-text.md" if is_learned else ""
+    readings = f"{run.steps:,} steps, which read the text of {len(data.train):,} tokens {epochs:.1f} times"
+    log.info("%s: %s parameters, %s%s", folder, f"{n_params:,}", readings, advice)
+    if resume_step:
+        log.info("resuming from step %d", resume_step)
+    if (n_tokens := len(data.train)) < FEW_TOKENS:
+        log.warning("data: the training text has only %s tokens; so short a text is memorised", n_tokens)
+    if (n_scored := len(data.val) - 1) < FEW_SCORED:
+        log.warning("data: the validation text has only %d tokens, whose score says little", n_scored)
+    if run.data.document_mask and len(data.documents()) == 1:
+        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
+
+
+def log_baseline(result: dict[str, Any]) -> None:
+    """Say so if counting in the same text gives a better score than the model."""
+    bits, baseline = result["val_bpb"], result["baselines_bpb"].get("ngram", math.inf)
+    if bits > baseline:
+        log.warning(
+            "%.3f bits per byte are more than the %.3f of an n-gram model of this text; "
+            "docs/own-text.md says what to change",
+            bits,
+            baseline,
+        )
