@@ -87,7 +87,7 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     "best": None,
     "versions": {"torch": "2"},
     "samples": [],
-    "copied": False,
+    "copied": 0.0,
 }
 
 

@@ -112,8 +112,6 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
         for title, key in ((f"Drawn at temperature={SAMPLE_TEMPERATURE}", "drawn"), ("Greedy", "continuation")):
             lines = wrapped(printable(sample["prompt"] + sample[key]), "  ", "  ", whole=False).split("\n")
             yield from ("", f"{title}:", "", *(lines[:GREEDY_LINES] if key == "continuation" else lines))
-    if result.get("copied"):
-        yield from ("", "What is drawn is copied from the text: more than 80 characters in a row.")
     yield from ("", str(path), "")
     yield from (f"  {line}" for line in next_lines(path, result, config))
 

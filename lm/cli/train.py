@@ -72,7 +72,7 @@ def program(config: DictConfig) -> float | None:
     else:
         saved = RunDirectory(path).read_config()
         if run.prompts not in (None, saved.get("prompts")):  # a run that was finished before has samples of its own
-            result = result | {"samples": [], "copied": False}
+            result = result | {"samples": []}
         print(*ending(path, result, saved), sep="\n")
     return float(result["val_loss"])
 

@@ -13,7 +13,6 @@ from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_
 from lm.model.transformer import Transformer
 from lm.system.device import cpu_name
 from lm.training.optim import step_flops
-from lm.training.samples import is_copied
 from lm.training.state import State
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
@@ -67,5 +66,5 @@ def build_result(
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "samples": samples,
-        "copied": bool(samples) and is_copied(samples[0]["drawn"], data),  # what is drawn, from the training text
+        "copied": data.copied,
     }

@@ -8,8 +8,6 @@ import logging
 import re
 from pathlib import Path
 
-import numpy as np
-
 from lm.config import RunConfig, UserError
 from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
@@ -21,8 +19,6 @@ from lm.training.state import State
 
 NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
-COPIED = 80  # characters in a row that a text may share with the training text by chance
-COPIED_FROM = 20_000_000  # bytes of the training text that are searched
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
@@ -47,26 +43,6 @@ def draw_samples(
         except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
     return rows
-
-
-def is_copied(text: str, data: TextData) -> bool:
-    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
-
-    Ids are compared, as bytes: to decode the training text would take many times as long.
-    """
-    tokenizer, ids, begin, absent = data.tokenizer, data.tokenizer.encode(text), 0, -1
-    searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
-    for end in range(1, len(ids) + 1):
-        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
-            begin += 1  # the shortest stretch that ends here
-        if begin > absent and len(tokenizer.decode(ids[begin:end])) > COPIED:
-            for start in ((begin + end) // 2, begin):  # a half that is not there tells of all stretches around it
-                if np.array(ids[start:end], data.train.dtype).tobytes() not in searched:
-                    absent = start
-                    break
-            else:
-                return True
-    return False
 
 
 def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
