@@ -19,7 +19,7 @@ COMMANDS = {
     "ablate": "answer a question: plan, tune, run every arm at every seed, report",
     "report": "write the report of an ablation again, or compare several",
     "runs": "list runs with what differs between them, filter, sort and plot them",
-    "look": "open a page in the browser: prompts, losses, embeddings and curves of runs",
+    "look": "open a page in the browser: prompts, losses, attention and curves of runs",
     "export": "write a Hugging Face folder, a GGUF file, or a page that generates",
 }
 NAME = "lm-lab"
