@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm.config.model import OWN_SETTINGS
 
 from lm.config import HEADS as KINDS
 from lm.config import HeadConfig, ModelConfig
-from lm.config.model import OWN_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
@@ -87,7 +87,7 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     "best": None,
     "versions": {"torch": "2"},
     "samples": [],
-    "copied": False,
+    "copied": 0.0,
 }
 
 

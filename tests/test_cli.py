@@ -17,20 +17,18 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Outcome
+from lm.cli.mistakes import CONFIGS, kinds_of
 from omegaconf import OmegaConf
 
 from lm import __version__
 from lm.cli import COMMANDS, ablate, command_line, train
 from lm.cli.compose import compose, parse
-from lm.cli.evaluate import parse_arguments
+from lm.cli.evaluate import EvaluateConfig, parse_arguments
+from lm.cli.generate import GenerateConfig
 from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
 from lm.cli.main import handle_exception
-from lm.cli.mistakes import CONFIGS, kinds_of
-from lm.cli.evaluate import EvaluateConfig
-from lm.cli.generate import GenerateConfig
-from lm.config import RunConfig
+from lm.config import RunConfig, config_hash
 from lm.errors import UserError
-from lm.config import config_hash
 from lm.lab.ablation.settings import AblateConfig
 
 Command = Callable[..., Outcome]

@@ -10,22 +10,39 @@ from typing import Any
 import pytest
 import yaml
 from conftest import HEADS
-
-from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import HEADS as KINDS
-from lm.config import CheckpointConfig, DataConfig, DiagnosticsConfig, HeadConfig, ModelConfig, OptimConfig, RunConfig, TokenizerConfig, TrainerConfig, ValidationConfig
-from lm.cli.evaluate import EvaluateConfig
-from lm.lab.commands.export import ExportConfig
-from lm.cli.generate import GenerateConfig
-from lm.errors import UserError
-from lm.config import SOURCES, TOKENIZERS
-from lm.config import config_hash, deciding_settings, flat
 from lm.config.identity import differences
 from lm.config.model import OWN_SETTINGS
 from lm.config.run import OPTIMIZERS
-from lm.config import PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
+
+from lm.cli.compose import compose
+from lm.cli.evaluate import EvaluateConfig
+from lm.cli.generate import GenerateConfig
+from lm.config import HEADS as KINDS
+from lm.config import (
+    PRECISIONS,
+    SOURCES,
+    STRATEGIES,
+    TOKENIZERS,
+    CheckpointConfig,
+    DataConfig,
+    DiagnosticsConfig,
+    HeadConfig,
+    LoggerConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    ValidationConfig,
+    WandbConfig,
+    config_hash,
+    deciding_settings,
+    flat,
+)
+from lm.errors import UserError
 from lm.lab.ablation.settings import AblateConfig, TuneConfig
+from lm.lab.commands.export import ExportConfig
 from lm.training.run_directory import default_directory
 from tests.helpers.runs import MUON, change
 

@@ -17,12 +17,11 @@ from safetensors.torch import load_file
 
 from lm import load_model
 from lm.config import ModelConfig, RunConfig
-from lm.errors import UserError
 from lm.data.batches import TrainingStream
 from lm.data.paths import from_above
 from lm.data.tokens import prepare
-from lm.folder import read_base
-from lm.folder import save_model
+from lm.errors import UserError
+from lm.folder import read_base, save_model
 from lm.model.init import named_seed
 from lm.training.train import train
 from tests.helpers.runs import MODEL, at_home, composed, finish, outcome, result, rows, signal_at

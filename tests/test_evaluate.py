@@ -25,13 +25,12 @@ from conftest import ROOT, TEXT
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from lm.cli.evaluate import score
+from lm.cli.evaluate import EvaluateConfig, score
 from lm.config import DataConfig, DiagnosticsConfig, TokenizerConfig
-from lm.cli.evaluate import EvaluateConfig
-from lm.errors import UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer, byte_tokenizer
+from lm.errors import UserError
 from lm.folder import load_model
 from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import load

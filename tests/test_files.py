@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from conftest import small_disk
 
-from lm.errors import UserError
-from lm.errors import reading
+from lm.errors import UserError, reading
 from lm.system.files import (
     STALE_SECONDS,
     atomic_file,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import Sampling, decode, generate, likeliest, stream, window_start
+from lm.errors import UserError
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
 

@@ -15,8 +15,8 @@ from helpers.models import noisy
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lm.errors import UserError
 from lm.data.tokenizer import Tokenizer, train_bpe
+from lm.errors import UserError
 from lm.folder import save_model
 from lm.lab.formats.gguf import export_gguf
 from lm.model.transformer import Transformer

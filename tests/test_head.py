@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 
 from lm import load_model
 from lm.cli.evaluate import EvaluateConfig
-from lm.config import HeadConfig, ModelConfig, OptimConfig
+from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.errors import UserError
-from lm.config import TIED_MATRICES
 from lm.model import Transformer
 from lm.scoring import evaluate_run
 from lm.training.init_from import copy_weights

@@ -28,9 +28,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
+from lm.errors import UserError
 from lm.folder import load_model, merged, save_model
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.architectures import SYNONYMS

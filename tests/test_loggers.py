@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from conftest import TINY_RUN
+from lm.training.metrics import FINAL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.config import OptimConfig, RunConfig
-from lm.config import LoggerConfig, WandbConfig
-from lm.training.metrics import FINAL
+from lm.config import LoggerConfig, OptimConfig, RunConfig, WandbConfig
 from lm.training.train import train
 from tests.helpers.runs import composed, finish, result, short_run, signal_at
 

@@ -19,13 +19,13 @@ import torch
 from conftest import ROOT, TEXT, TINY_RUN, Outcome
 
 from lm import generate
-from lm.errors import UserError
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from lm.decoding import GREEDY, Sampling
+from lm.errors import UserError
 from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.server import MAX_BODY, LookServer
-from lm.lab.look.views import attention, attention_weights, continuations, embeddings, scored_text
+from lm.lab.look.views import attention, attention_weights, continuations, scored_text
 from lm.lab.runs.find import MARKS, folders_with
 from lm.training.run_directory import RunDirectory
 from lm.training.train import train
@@ -151,28 +151,9 @@ def test_the_losses_of_a_pasted_text_are_those_of_the_logits() -> None:
     json.dumps(answer)
 
 
-def test_the_loss_of_another_tokenizer_is_spread_over_bytes_and_none_is_lost() -> None:
-    text = TEXT[:80]
-    byte, char = loaded("byte"), loaded("char", CHAR)
-    (both, alone) = scored_text([char, byte], text), scored_text([byte], text)
-    assert (both["same_tokenizer"], len(both["tokens"])) == (False, 80)
-    spread, expected = (sum(row["losses"][-1] for row in answer["tokens"]) for answer in (both, alone))
-    assert spread == pytest.approx(expected)
-    with pytest.raises(UserError, match="does not know the character"):
-        scored_text([byte, char], "漢")
-
-
-def test_a_tied_model_has_one_matrix_and_an_untied_one_two(folder: Path) -> None:
-    tied, untied = (embeddings(load(name, folder / name), "def") for name in ("tied", "untied"))
-    assert (tied["is_one_matrix"], untied["is_one_matrix"]) == (True, False)
-    assert tied["neighbours"][0] == tied["neighbours"][1]
-    assert untied["neighbours"][0] != untied["neighbours"][1]
-    assert (tied["token"], tied["n_tokens"], len(tied["neighbours"][0])) == ("d", 3, 10)
-    name, _, token = tied["neighbours"][0][0]
-    assert embeddings(load("tied", folder / "tied"), "d", token)["token"] == name
-    assert (tied["own_cosine"], untied["mean_cosine"] < 0.9) == (pytest.approx(1), True)
-    with pytest.raises(UserError, match=r"^token"):
-        embeddings(load("tied", folder / "tied"), "")
+def test_a_text_is_scored_by_models_of_one_tokenizer() -> None:
+    with pytest.raises(UserError, match=r"^run=byte: expected a model with the tokenizer of char$"):
+        scored_text([loaded("char", CHAR), loaded("byte")], TEXT[:80])
 
 
 def test_a_run_is_described_whatever_became_of_it(folder: Path, tmp_path: Path) -> None:
@@ -247,7 +228,6 @@ REFUSED: list[tuple[int, str, Any, dict[str, str], str]] = [  # status, request,
     (415, "POST /text", TIED, {"Content-Type": "text/plain"}, "Content-Type"),
     (400, "POST /text", TIED | {"text": "x" * 5000}, {}, "text"),
     (400, "POST /text", TIED | {"passage": 99}, {}, "passage=100"),
-    (400, "POST /embeddings", TIED, {}, "token"),
 ]
 BODIES: list[tuple[Any, str]] = [  # of a prompt, and what the line about each names
     *(("", ""), ("{", ""), ("[]", "expected dict"), ("null", "expected dict"), ('"\\ud800"', "ud800")),
@@ -298,7 +278,7 @@ def test_a_page_gets_its_answer_while_another_one_streams(server: LookServer) ->
     connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
     stream = connection.getresponse()
     assert stream.readline()
-    assert ask(server, "POST", "/embeddings", {"runs": ["untied"], "token": "d"})[0] == 200
+    assert ask(server, "POST", "/attention", {"runs": ["untied"], "text": "d"})[0] == 200
     assert not stream.isclosed()
     connection.close()  # before the end, as a page that is closed
     assert ask(server, "GET", "/runs")[0] == 200
@@ -411,7 +391,7 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page:
 
 
 @slow
-def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(page: Any, server: LookServer) -> None:
+def test_the_heads_of_a_token_are_there_at_once(page: Any, server: LookServer) -> None:
     opened(page, server, "attention")
     page.wait_for_selector("#attentions > :nth-child(2) .heads button")
     column = page.locator("#attentions > :first-child")
@@ -425,18 +405,6 @@ def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(pa
     assert "in layer 1, head 1" in facts
     page.reload()
     column.locator("p").filter(has_text=facts).wait_for()
-    assert narrow(page)
-    page.locator("#tab-attention").focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector("#embeddings svg")
-    columns = [page.locator(f"#embeddings > :nth-child({i})") for i in (1, 2)]
-    assert [[column.locator(what).count() for what in (".bars", ".chart")] for column in columns] == [[1, 1], [2, 2]]
-    neighbour = columns[1].locator(".bar").nth(3)
-    label = neighbour.locator("code").inner_text()
-    neighbour.click()
-    page.locator("#embeddings p code").filter(has_text=re.compile(f"^{re.escape(label)}$")).first.wait_for()
-    assert page.input_value("[name=token]") == json.loads(label)
     assert narrow(page)
 
 
@@ -459,10 +427,7 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
     page.wait_for_selector("#scored .token.chosen")
     assert page.locator("#token .bar").count() == 2
     page.select_option("#second", "char")
-    page.wait_for_selector("#message:has-text('does not know the character')")
-    page.fill("[name=text] >> visible=true", "def f1(x)")
-    page.click("#text-form .main")
-    page.wait_for_selector("#text-summary:has-text('tokenizers differ')")
+    page.wait_for_selector("#message:has-text('with the tokenizer of')")
     assert narrow(page)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import ModelConfig, RunConfig
-from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
+from lm.errors import UserError
 from lm.folder import load_model, merged
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.huggingface import export

@@ -16,13 +16,12 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, normalizers
 
 from lm.cli import export
-from lm.errors import UserError
 from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.decoding import generate
-from lm.folder import model_folder
-from lm.folder import load_model, save_model, write_weights
+from lm.errors import UserError
+from lm.folder import load_model, model_folder, save_model, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, write_json
 from lm.training.train import train

@@ -11,16 +11,16 @@ import pytest
 from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lm.training.progress import log_baseline
 
 from lm.config import DataConfig, ModelConfig, TokenizerConfig
-from lm.errors import UserError
 from lm.data import ngram, tokens
 from lm.data.batches import TrainingStream
 from lm.data.ngram import ORDER, bits_per_byte, probabilities
-from lm.lab.targets import ExpectedTokens
 from lm.data.tokens import prepare
+from lm.errors import UserError
+from lm.lab.targets import ExpectedTokens
 from lm.model.size import n_params
-from lm.training.progress import log_baseline
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.runs import short_run

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from conftest import ROOT
 from hydra import initialize_config_dir
+from lm.cli.summaries import sweep
 from scipy import stats
 
 from lm.cli.compose import compose
-from lm.cli.summaries import sweep
-from lm.errors import UserError
 from lm.config import config_hash
+from lm.errors import UserError
 from lm.lab.ablation.contrasts import compare_arms, decimals
 from lm.lab.ablation.record import AblationRecord, ArmRecord, read_record
 from lm.lab.ablation.report import plain

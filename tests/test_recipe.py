@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
+from lm.cli.recipe import notes, text_size, with_recipe
 
 from lm.cli.compose import compose, quoted
-from lm.cli.recipe import notes, text_size, with_recipe
-from lm.config import RunConfig
+from lm.config import RECIPES, RunConfig, recipe_of
 from lm.errors import UserError
-from lm.config import RECIPES, recipe_of
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
 

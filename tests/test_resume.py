@@ -18,11 +18,10 @@ from conftest import some
 
 import lm.training.state
 import lm.training.train
-from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig
-from lm.errors import UserError
-from lm.config import ValidationConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, ValidationConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData, prepare
+from lm.errors import UserError
 from lm.folder import load_model, read_weights
 from lm.model.head import UntiedMidTrainingHead
 from lm.scoring import validate

@@ -14,10 +14,9 @@ import pytest
 import torch
 from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
 
-from lm.errors import UserError
-from lm.errors import without_secrets
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import generate
+from lm.errors import UserError, without_secrets
 from lm.lab.report.figures import shorten
 from lm.lab.report.pages import render
 from lm.model.transformer import Transformer

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from conftest import as_nobody, small_disk
-
 from lm.cli.recipe import text_size
+
 from lm.config import DataConfig, TokenizerConfig
-from lm.errors import UserError
 from lm.data import tables
 from lm.data.paths import listed
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
+from lm.errors import UserError
 from lm.lab.sources.tables import columns_of
 from tests.helpers import hub, texts
 

@@ -17,7 +17,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.errors import UserError
 from lm.data.text import sample
 from lm.data.tokenizer import (
     EOT,
@@ -30,6 +29,7 @@ from lm.data.tokenizer import (
     train_bpe,
 )
 from lm.data.tokens import prepare
+from lm.errors import UserError
 from tests.helpers.texts import stored
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))

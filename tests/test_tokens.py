@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -22,13 +23,13 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.errors import UserError
 from lm.data import sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.text import chunks, decoded, overlap, read, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, load_tokenizer, train_bpe
 from lm.data.tokens import encode_whole, prepare
+from lm.errors import UserError
 from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import Listed, documents, stored, texts
 
@@ -173,6 +174,28 @@ def test_texts_on_both_sides_are_counted(folder: Path) -> None:
     assert 0 < len(both) < len(texts(val))
     single = split(stored(folder, [("name", "some text")]), 0.5, None)  # which is cut
     assert overlap(*single[:2])["share"] == 0
+
+
+@pytest.mark.parametrize("how", ["the text twice", "a validation text from inside of the training text"])
+def test_a_validation_text_in_the_training_text_is_said_once(
+    how: str, source: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    random, path = Random(0), Path(str(source.path))
+    words = ["".join(random.choices("abcdefghij", k=7)) for _ in range(900)]
+    text = " ".join(random.choices(words, k=5000))
+    path.write_text(text)
+    assert (prepare(source, BYTE).copied, caplog.messages) == (0.0, [])
+    if how == "the text twice":
+        path.write_text(f"{text}\n{text}")
+    else:
+        inside = path.with_name("inside.txt")
+        inside.write_text(text[20_000:24_000])
+        source = replace(source, val_path=str(inside))
+    for _ in range(2):  # also when the tokens are there
+        caplog.clear()
+        assert prepare(source, BYTE).copied > 0.9
+        (line,) = caplog.messages
+        assert re.match(r"data: \d+\.\d % of the places looked at in the validation text stand in the training", line)
 
 
 # --- text to tokens

@@ -17,13 +17,13 @@ import yaml
 from conftest import HEADS, TEXT, UNTIED, WHOLE_RESULT, Outcome
 
 from lm import generate, load_model
-from lm.errors import Diverged, UserError
 from lm.config import OptimConfig, RunConfig, TokenizerConfig, ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
 from lm.decoding import decode
-from lm.lab.measures.samples import is_copied, validation_prompts
+from lm.errors import Diverged, UserError
+from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
 from lm.training.train import train
@@ -115,15 +115,6 @@ def test_default_samples_are_of_three_places_of_the_validation_text(finished: Fi
         assert sample["continuation"] == generate(net, tokenizer, sample["prompt"], n)
         assert sample["drawn"] == generate(net, tokenizer, sample["prompt"], n, temperature=0.8, seed=seed)
     assert not (folder / "samples.jsonl").exists()
-
-
-@pytest.mark.parametrize(("n", "copied"), [(80, False), (81, True)])
-@pytest.mark.parametrize("make", [byte_tokenizer, lambda: char_tokenizer([TEXT, "@"])])
-def test_a_text_is_copied_if_81_characters_in_a_row_are(make: Callable[[], Tokenizer], n: int, copied: bool) -> None:
-    tokenizer = make()
-    ids = np.array([tokenizer.eot, *tokenizer.encode(TEXT)], tokenizer.dtype)
-    data = TextData(tokenizer=tokenizer, train=ids, val=ids, val_bytes=len(TEXT), baselines={}, hash="")
-    assert is_copied(f"{TEXT[40:90]}@{TEXT[7000 : 7000 + n]}@{TEXT[99:140]}", data) == copied
 
 
 @pytest.mark.parametrize(("line", "n_prompts"), [("# {i}\n\ndef f{i}(a, b):\n    return {i}\n", 3), ("#{i}#\n", 0)])

@@ -14,8 +14,8 @@ from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import nn
 
 from lm.config import OptimConfig, foreign_classes
-from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
+from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
 from lm.model import Transformer

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import TEXT, TINY_RUN, Outcome
+from lm.cli.aliases import COMMAND_WORDS, WORDS
+from lm.cli.mistakes import kinds_of
 
 import lm
 from lm.cli import train as train_command
-from lm.cli.aliases import COMMAND_WORDS, WORDS
 from lm.cli.compose import compose
 from lm.cli.main import COMMANDS
-from lm.cli.mistakes import kinds_of
 from lm.config import DataConfig, RunConfig
 from lm.folder import newest_run
 from lm.training.train import train

@@ -46,28 +46,21 @@ def text(page: Any) -> None:
     page.locator("#scored .token").nth(30).click()
 
 
-def matrices(page: Any) -> None:
-    page.wait_for_selector("#embeddings svg")
-    page.fill("[name=token]", "self")
-    page.click("#matrices-form .main")
-    page.wait_for_function("document.querySelector('#embeddings p code').textContent === '\"self\"'")
-
-
-def save(page: Any, name: str, full_page: bool = False) -> None:
-    image = Image.open(io.BytesIO(page.screenshot(full_page=full_page)))
+def save(page: Any, name: str) -> None:
+    image = Image.open(io.BytesIO(page.screenshot()))
     image.quantize(256, dither=Image.Dither.NONE).save(HERE / f"{name}.png", optimize=True)
 
 
 def main(folder: Path) -> None:
     with LookServer(lambda: folders_with(MARKS, folder)) as server, browser_page(1080, 800) as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for view in (prompt, attention, text, matrices):
+        for view in (prompt, attention, text):
             page.goto("about:blank")
             page.goto(f"{server.address}#{view.__name__}")
             view(page)
             page.evaluate("scrollTo(0, 0)")
             page.mouse.move(0, 0)
-            save(page, f"look-{view.__name__}", full_page=view is matrices)
+            save(page, f"look-{view.__name__}")
         server.shutdown()
         study = HERE.parent / "studies/tying/longer_tuned"
         write_report(read_results(study))

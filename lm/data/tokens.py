@@ -33,7 +33,8 @@ FORMAT = 10  # of the folder; a change causes folders to be built again
 SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens, and validation tokens looked for in them
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
-MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
+MIN_OVERLAP = 0.001  # share of the validation text that may be in training documents before it is said
+MIN_COPIED = 0.05  # share of places of the validation text that may stand in the training text before it is said
 CHUNK = 1 << 20  # tokens that are looked at at a time; even
 NPY = b"\x93NUMPY"  # what a file of numpy.save begins with
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
@@ -55,7 +56,7 @@ class TextData:
     val_hash: str | None = None  # of a validation text of its own, with the names of its documents
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
-    copied: float = 0.0  # share of the validation text that stands in the training text, about
+    copied: float = 0.0  # share of the places looked at in the validation text that stand in the training text
 
     @property
     def n_targets(self) -> int:
@@ -283,11 +284,12 @@ def _copied(folder: Path, dtype: str) -> float:
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
     meta = read_json(folder / "meta.json")
-    if (common := meta["overlap"]) and common["share"] >= MIN_OVERLAP:
-        log.warning(
-            "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
-            *(common["n_documents"], common["of"], 100 * common["share"]),
-        )
+    common, copied = meta["overlap"] or {"share": 0.0}, 100 * meta["copied"]
+    if common["share"] >= MIN_OVERLAP or meta["copied"] >= MIN_COPIED:
+        line = f"data: {copied:.1f} % of the places looked at in the validation text stand in the training text too"
+        if common["share"]:
+            line += f"; {common['n_documents']} of {common['of']} validation documents are training documents"
+        log.warning(line)
     for note in meta["notes"]:
         log.info(note)
     return TextData(

@@ -19,7 +19,7 @@ from lm.model.cache import KVCache, attention_inputs
 from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
 from lm.model.kernels import rms_norm  # F.rms_norm, faster on a CPU
-from lm.model.linear import is_adapter, projection  # Linear, or the class of model.linear
+from lm.model.linear import is_adapter, projection
 from lm.model.user_class import construct  # a class of the user's own, by its dotted path
 
 # --- norms

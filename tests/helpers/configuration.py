@@ -10,15 +10,15 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from lm.cli.compose import compose
-from lm.cli.help import REQUIRED, Setting, settings
 from lm.cli.evaluate import EvaluateConfig
-from lm.lab.commands.export import ExportConfig
 from lm.cli.generate import GenerateConfig
+from lm.cli.help import REQUIRED, Setting, settings
 from lm.config import RunConfig
 from lm.errors import UserError
+from lm.lab.ablation.settings import AblateConfig, AblationConfig, ReportConfig
+from lm.lab.commands.export import ExportConfig
 from lm.lab.commands.look import LookConfig
 from lm.lab.commands.runs import RunsConfig
-from lm.lab.ablation.settings import AblateConfig, AblationConfig, ReportConfig
 from lm.system.terminal import to_override_value
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

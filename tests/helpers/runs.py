@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from lm.cli.compose import compose
-from lm.config import CheckpointConfig, DataConfig, HeadConfig, ModelConfig, OptimConfig, RunConfig, TokenizerConfig, TrainerConfig, ValidationConfig
+from lm.config import (
+    CheckpointConfig,
+    DataConfig,
+    HeadConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    ValidationConfig,
+)
 from lm.errors import UserError
 from lm.system.files import read_csv, read_json
 

@@ -25,8 +25,8 @@ from lm.errors import DAMAGE, UserError, require, require_seed
 from lm.lab.ablation.record import is_locked
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
-from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load, same_tokenizer
-from lm.lab.look.views import attention, continuations, embeddings, opening, scored_text
+from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load
+from lm.lab.look.views import attention, continuations, opening, scored_text
 from lm.lab.report.figures import INK, line_styles
 from lm.lab.report.pages import render, script_hash
 from lm.training.run_directory import METRICS
@@ -80,15 +80,6 @@ class _Text(_Question):
 
 
 @dataclass(kw_only=True)
-class _Embeddings(_Question):
-    token: str
-    id: int | None = None  # of the token, which `token` may not spell; of models with one tokenizer
-
-    def answer(self, models: list[LoadedModel]) -> list[dict[str, Any]]:
-        return [embeddings(model, self.token, self.id if same_tokenizer(models) else None) for model in models]
-
-
-@dataclass(kw_only=True)
 class _Attention(_Question):
     text: str = ""
     position: int | None = None  # of the token that attends; null: the last one
@@ -103,7 +94,7 @@ class _Opening(_Question):
         return opening(models[0])
 
 
-KINDS = (_Prompt, _Text, _Attention, _Embeddings, _Opening)
+KINDS = (_Prompt, _Text, _Attention, _Opening)
 QUESTIONS = {kind.__name__.lower().replace("_", "/"): kind for kind in KINDS}  # by their addresses
 
 

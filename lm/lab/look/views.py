@@ -1,7 +1,7 @@
 """What the page shows, as pure functions: loaded models and a question in, dicts for JSON out."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm.data.batches import IGNORED
-from lm.data.tokenizer import Tokenizer
 from lm.decoding import Sampling, decode
 from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
@@ -27,8 +26,6 @@ MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
 PASSAGE = 1024  # tokens of the validation text that are shown at a time
 CANDIDATES = 5
-NEIGHBOURS = 10
-MAX_POINTS = 400  # of a cloud
 
 
 # --- the prompt
@@ -136,11 +133,11 @@ def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
 def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> dict[str, Any]:
     """The tokens of a text with the losses of one or two models, and these by the frequency of the token.
 
-    An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The tokens are those
-    of the first model, without the one that only begins a text. Of a model with another tokenizer, the loss of a token
-    is that of its bytes. Raises UserError.
+    An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The token that only
+    begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no difference.
     """
     first, n_passages = models[0], 0
+    require(same_tokenizer(models), f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
     if text:
         ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
         require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
@@ -150,13 +147,10 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         ids = validation[passage * length : (passage + 1) * length + 1].tolist()
     pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:])]
-    losses = [token_losses(first, ids)]
-    for model in models[1:]:
-        losses.append(token_losses(model, ids) if same_tokenizer([first, model]) else _spread(model, pieces))
+    losses = [token_losses(model, ids) for model in models]
     targets, counts = np.array(ids[1:]), first.counts
     is_text = targets != first.tokenizer.unscored
     return {
-        "same_tokenizer": same_tokenizer(models),
         "n_passages": n_passages,
         "n_bytes": sum(len(piece.encode()) for piece in pieces),
         "tokens": [
@@ -173,68 +167,11 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     }
 
 
-def _spread(model: LoadedModel, pieces: Sequence[str]) -> np.ndarray:
-    """The loss of a model on each piece of a text, where that of a token of its own is spread evenly over its bytes."""
-    text = "".join(pieces)
-    ids = [model.tokenizer.begin, *model.tokenizer.encode(text)]
-    own = [piece for _, piece in token_texts(model.tokenizer, ids[1:])]
-    if "".join(own) != text:
-        raise UserError(
-            f"run={model.name}: its tokenizer does not give this text back, so the losses have no difference"
-        )
-    ends, own_ends = (np.cumsum([0, *(len(piece.encode()) for piece in row)]) for row in (pieces, own))
-    return np.diff(np.interp(ends, own_ends, np.cumsum([0.0, *token_losses(model, ids)])))
-
-
 def _bands(counts: np.ndarray, ids: np.ndarray, losses: np.ndarray) -> list[dict[str, float]]:
     """The mean losses of the tokens (n,) in each band of frequency in the training text, the most frequent first."""
     nll = NLLByTarget(len(counts))
     nll.total_nll[:], nll.counts[:] = np.bincount(ids, losses, len(counts)), np.bincount(ids, minlength=len(counts))
     return by_frequency(nll, counts)
-
-
-# --- the matrices
-
-
-@torch.no_grad()
-def embeddings(model: LoadedModel, text: str, token: int | None = None) -> dict[str, Any]:
-    """The nearest neighbours of a token by cosine in the input and output embeddings, and the norms of both.
-
-    Without an id it is the first token of the text. Raises UserError for a text without a token.
-    """
-    net, tokenizer = model.net, model.tokenizer
-    ids = tokenizer.encode(text) if token is None else [token]
-    require(bool(ids), "token", "a text of at least one character")
-    require(0 <= ids[0] < tokenizer.vocab_size, f"id={ids[0]}", f"0 to {tokenizer.vocab_size - 1}")
-    output = net.head.matrix(net.embed.weight)
-    matrices = [matrix[: tokenizer.vocab_size].float() for matrix in (net.embed.matrix(), output)]  # (V, D)
-    cosines = [F.cosine_similarity(matrix, matrix[ids[0]], dim=-1) for matrix in matrices]  # (V,)
-    both = F.cosine_similarity(matrices[0], matrices[1], dim=-1)  # (V,): of the two rows of each token
-    counts = model.counts
-    return {
-        "name": model.name,
-        "token": label(tokenizer, ids[0]),
-        "n_tokens": len(ids),
-        "is_one_matrix": output is net.embed.weight,
-        "own_cosine": float(both[ids[0]]),
-        "mean_cosine": float(both.mean()),
-        "neighbours": [_nearest(tokenizer, row, ids[0]) for row in cosines],
-        "norms": [] if counts is None else _norms(counts[: tokenizer.vocab_size], matrices),
-    }
-
-
-def _nearest(tokenizer: Tokenizer, cosines: Tensor, token: int) -> list[tuple[str, float, int]]:
-    best = cosines.topk(min(NEIGHBOURS + 1, len(cosines)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(label(tokenizer, i), value, i) for i, value in pairs if i != token][:NEIGHBOURS]
-
-
-def _norms(counts: np.ndarray, matrices: Sequence[Tensor]) -> list[list[float]]:
-    """How often a token occurs and the norms of its rows, for tokens spread evenly over the order by frequency."""
-    order = np.argsort(counts, kind="stable")
-    chosen = order[:: -(-len(order) // MAX_POINTS)]
-    norms = [matrix.norm(dim=-1).cpu().numpy() for matrix in matrices]
-    return [[float(values[i]) for values in (counts, *norms)] for i in chosen]
 
 
 # --- attention
@@ -288,11 +225,9 @@ def attention(model: LoadedModel, text: str, position: int | None = None) -> dic
 
 
 def opening(model: LoadedModel) -> dict[str, str]:
-    """Of the run's validation text: a line to continue, its beginning, and a frequent word to look up."""
+    """Return a line of the run's validation text to continue, and the beginning of that text."""
     ids, prompt = [model.tokenizer.begin], ""
     with suppress(UserError, OSError):
         ids = model.own_text[0].val[:2000].tolist()
         prompt = next(iter(validation_prompts(model.own_text[0])), model.tokenizer.decode(ids[:32]).strip())
-    labels = Counter(label(model.tokenizer, token) for token in ids)
-    word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
-    return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48]), "token": word}
+    return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48])}

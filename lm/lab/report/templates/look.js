@@ -1,4 +1,4 @@
-const VIEWS = ["prompt", "attention", "text", "matrices", "runs"];
+const VIEWS = ["prompt", "attention", "text", "runs"];
 const POLL = 2000; // milliseconds
 const GONE = "The program does not answer; it may have been ended in its terminal.";
 const DASHES = { "-": "", "--": "6 3", "-.": "6 3 1 3", ":": "2 3" };
@@ -10,7 +10,6 @@ let labels = new Map(); // of the names of runs
 let continued = null; // of the prompt: {names, asked, same_tokenizer, steps: a list of rows for each model, boxes, chosen, show}
 let scored = null; // of the text: the answer of POST /text, with names
 let attended = []; // of the attention: a state for each model
-let sought = null; // of the matrices: the id of the neighbour that was clicked
 let streaming = null; // what aborts the stream
 const answered = new Set(); // views that show the answer for the chosen models
 
@@ -59,7 +58,7 @@ function question(form) {
   return { runs: chosen(), ...Object.fromEntries(fields.map((field) => [field.name, field.type === "number" ? field.valueAsNumber : field.value])) };
 }
 
-const ANSWERS = { prompt: continuePrompt, attention: showAttention, text: scoreText, matrices: findNeighbours };
+const ANSWERS = { prompt: continuePrompt, attention: showAttention, text: scoreText };
 
 async function ask(view, ...rest) {
   const form = $(`${view}-form`);
@@ -291,9 +290,7 @@ function summarise(asked) {
     return `${short(name)} ${fixed(total / scored.tokens.length)} nats per token, ${fixed(total / Math.LN2 / scored.n_bytes)} bits per byte`;
   });
   const place = asked.text ? "Your text" : `Passage ${asked.passage ?? 1} of ${grouped(scored.n_passages)} of the validation text`;
-  const apart = ` The tokenizers differ: the tokens are those of ${short(scored.names[0])}, and the loss of the other model is spread evenly`
-    + " over the bytes of its own tokens and summed over those of each token here.";
-  $("text-summary").textContent = `${place}, ${grouped(scored.tokens.length)} tokens: ${means.join("; ")}.${scored.same_tokenizer ? "" : apart}`;
+  $("text-summary").textContent = `${place}, ${grouped(scored.tokens.length)} tokens: ${means.join("; ")}.`;
 }
 
 function bandList() {
@@ -316,36 +313,6 @@ function showToken(shown) {
   if (shown === scored.chosen) keepAddress();
 }
 
-// --- matrices
-
-async function findNeighbours(form, id = taken("id")?.[0] ?? null) {
-  sought = id;
-  keepAddress();
-  const answer = await (await post("/embeddings", { ...question(form), id })).json();
-  $("embeddings").replaceChildren(...answer.map(embeddingColumn));
-}
-
-function embeddingColumn({ name, token, n_tokens, is_one_matrix, own_cosine, mean_cosine, neighbours, norms }) {
-  const first = n_tokens > 1 ? `, the first of ${n_tokens} tokens` : "";
-  const cosines = `a cosine of ${fixed(own_cosine, 2)}, those of all tokens ${fixed(mean_cosine, 2)} on average`;
-  const one = "One matrix: a token is read and predicted by the same row.";
-  const parts = is_one_matrix ? one : `Two matrices: the two rows of this token have ${cosines}.`;
-  const bar = ([text, cosine, id]) => ({ label: quoted(text), share: cosine, value: fixed(cosine, 2), color: color(name), press: () => lookUp(text, id) });
-  const titles = is_one_matrix ? ["Embeddings"] : ["Input embeddings", "Output embeddings"];
-  const cloud = (title, k) => {
-    const points = norms.map((row) => [row[0], row[k + 1]]);
-    return chart([{ name, points }], { title: `${title} of ${name}, norms`, x: "occurrences in the training text", y: `${title}, norm`, dots: true, log: true });
-  };
-  return el("div", {}, heading(name), el("p", {}, el("code", {}, quoted(token)), `${first}. ${parts}`),
-    el("div", { className: is_one_matrix ? "" : "pair" }, ...titles.map((title, k) => el("div", {}, el("h2", {}, title), bars(neighbours[k].map(bar))))),
-    el("div", { className: is_one_matrix ? "" : "charts" }, ...(norms.length ? titles.map(cloud) : [unknown()])));
-}
-
-function lookUp(text, id) {
-  $("matrices-form").elements.token.value = text;
-  ask("matrices", id);
-}
-
 // --- charts
 
 function shape(tag, { style = {}, ...attributes }, text = "") {
@@ -366,20 +333,18 @@ function ticks(low, high) {
 }
 
 // series: {name, dashes, points: [[x, y]]}. Curves have a cursor, which the pointer or the arrow keys move.
-function chart(series, { title, x, y, width = 480, dots = false, log = false }) {
+function chart(series, { title, x, y, width = 480 }) {
   const [height, left, right, top, bottom] = [260, 46, 12, 26, 38], shown = series.filter(({ points }) => points.length);
   const all = shown.flatMap(({ points }) => points);
   if (!all.length) return "";
-  const unit = log ? (value) => Math.log10(1 + value) : (value) => value;
   const [start, end] = range([0, ...all.map((point) => point[0])]);
-  const late = all.filter((point) => dots || point[0] >= end / 10); // the first losses are far above the others
+  const late = all.filter((point) => point[0] >= end / 10); // the first losses are far above the others
   const [low, high] = range((late.length ? late : all).map((point) => point[1]));
-  const atX = (value) => left + ((width - left - right) * (unit(value) - unit(start))) / (unit(end) - unit(start) || 1);
+  const atX = (value) => left + ((width - left - right) * (value - start)) / (end - start || 1);
   const atY = (value) => height - bottom - ((height - top - bottom) * (Math.min(value, high) - low)) / (high - low || 1);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const write = (x, y, anchor, text) => svg.append(shape("text", { x, y, "text-anchor": anchor }, text));
-  const decades = [0, ...Array.from({ length: 12 }, (_, k) => 10 ** k)].filter((value) => value <= end);
-  for (const value of log ? decades : ticks(start, end)) write(atX(value), height - bottom + 15, "middle", compact.format(value));
+  for (const value of ticks(start, end)) write(atX(value), height - bottom + 15, "middle", compact.format(value));
   for (const value of ticks(low, high)) {
     svg.append(shape("line", { class: "grid", x1: left, x2: width - right, y1: atY(value), y2: atY(value) }));
     write(left - 5, atY(value) + 4, "end", compact.format(value));
@@ -388,11 +353,11 @@ function chart(series, { title, x, y, width = 480, dots = false, log = false }) 
   write(width - right, height - 4, "end", x);
   for (const { name, dashes, points } of shown) {
     const places = points.map((point) => [atX(point[0]), atY(point[1])]), ink = color(name);
-    if (dots || places.length === 1) places.forEach(([cx, cy]) => svg.append(shape("circle", { cx, cy, r: 2.2, style: { fill: ink }, opacity: 0.75 })));
+    if (places.length === 1) places.forEach(([cx, cy]) => svg.append(shape("circle", { cx, cy, r: 2.2, style: { fill: ink }, opacity: 0.75 })));
     else svg.append(shape("polyline", { points: places.join(" "), style: { stroke: ink, fill: "none" }, "stroke-width": 1.8, "stroke-dasharray": DASHES[dashes] }));
   }
   const box = el("div", { className: "chart" }, svg);
-  if (!dots) addCursor(box, svg, shown, { atX, width, height, top, bottom });
+  addCursor(box, svg, shown, { atX, width, height, top, bottom });
   return box;
 }
 
@@ -532,7 +497,6 @@ const PLACES = { // numbers that are no fields
   at: () => (continued?.chosen ? [continued.chosen.model, continued.chosen.index] : []),
   "attention-at": () => (attended.every((state) => state.tokens) ? attended.flatMap(({ position, head }) => [position, head]) : []),
   "text-at": () => (scored?.chosen ? [scored.tokens.indexOf(scored.chosen)] : []),
-  id: () => (sought === null ? [] : [sought]),
 };
 
 function taken(key) {
@@ -541,7 +505,7 @@ function taken(key) {
   return values;
 }
 
-const ALWAYS = ["first", "second", "prompt-form.prompt", "attention-form.text", "matrices-form.token"];
+const ALWAYS = ["first", "second", "prompt-form.prompt", "attention-form.text"];
 const fields = () => new Map([...document.querySelectorAll("[name]:not(meta), select")].map((field) => [field.id || `${field.form.id}.${field.name}`, field]));
 
 function keepAddress() {
@@ -567,8 +531,8 @@ async function open(usual) {
     $("message").textContent = "Reading the validation text of the run";
     $(VIEWS.includes(view) ? view : usual).hidden = false;
     try {
-      const { prompt, text, token } = await (await post("/opening", { runs: chosen() })).json();
-      for (const [key, value] of [["prompt-form.prompt", prompt], ["attention-form.text", text], ["matrices-form.token", token]]) {
+      const { prompt, text } = await (await post("/opening", { runs: chosen() })).json();
+      for (const [key, value] of [["prompt-form.prompt", prompt], ["attention-form.text", text]]) {
         if (!restored.has(key)) fields().get(key).value = value;
       }
       $("message").textContent = "";
