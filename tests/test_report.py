@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lm.ablation import figures
-from lm.ablation.overview import folders, write_overview
 from lm.ablation.report import write_report
 from lm.ablation.results import curve_table, read_results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.report.figures import line_styles
 from lm.system.files import read_csv
-from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
+from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 RARELY = pytest.mark.nightly
@@ -232,33 +230,3 @@ def test_a_weakness_is_told(summary: str, options: dict[str, Any], change: Chang
     summaries = [warning.summary for warning in report_warnings(found)]
     assert any(text.startswith(summary) for text in summaries) is told
     assert {warning.summary for warning in plan_warnings(found.record)} <= {*summaries}
-
-
-@pytest.mark.slow
-def test_the_overview_puts_comparisons_side_by_side(tmp_path: Path) -> None:
-    """Of two with runs, one begun earlier; beside one of another metric, and one without a pair of runs."""
-    make(tmp_path / "small", begun="2026-02-01 12:00+00:00", tuned=True)
-    settings("head.untie_at", 0.5)(tmp_path / "small")
-    make(tmp_path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
-    make(tmp_path / "top1", metric="val_top1", report=False)
-    make(tmp_path / "begun", done=lambda arm, seed: arm == "tied", report=False)
-    assert [path.name for path in folders(tmp_path)] == ["begun", "small", "top1", "wide <b>"]
-    assert folders(tmp_path / "small") == folders(tmp_path / "none") == [], "an ablation holds none"
-    ablations = write_overview(tmp_path)
-    page = Page(tmp_path / "overview.html")
-    rows = [row for row in page.tables[0][1:] if row[0] == "untied - tied, at equal tokens"]
-    assert [row[1] for row in rows] == ["wide <b>", "small"]
-    for row in rows:
-        scores = {
-            (run["arm"], int(run["seed"])): float(run["val_bpb"])
-            for run in results(tmp_path)
-            if run["ablation"] == row[1] and run["purpose"] == "reported" and "tokens" in run["budgets"].split()
-        }
-        of_seed = [scores["untied", seed] - scores["tied", seed] for arm, seed in scores if arm == "tied"]
-        assert row[3] == f"{np.mean(of_seed):+.4f}", "in bits per byte"
-    assert "top1 is not shown. Its metric is val_top1." in page.text
-    assert "begun is not shown. No pair of runs yet." in page.text
-    assert "small/report.html" in page.addresses
-    assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
-    assert [folder.name for folder in ablations] == ["begun", "top1", "wide <b>", "small"], "as they began"
-    assert "optim.lr" in results(tmp_path)[0], "which only the tuned one has"

@@ -229,7 +229,7 @@ class AblateConfig:
 class ReportConfig:
     """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
-    output_dir: str | None = None  # of an ablation, or a folder of ablations
+    output_dir: str | None = None  # of an ablation
     run_dir: str | None = None  # of a single run
     rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
     baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
