@@ -46,7 +46,7 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     ]
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
     folders = [full / address for address in page.addresses if not address.startswith("#")]
-    assert len(folders) == 12, "of the finished runs"
+    assert len(folders) == 9, "of the finished runs"
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
     assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 3
     assert "RuntimeError: a | <b>crack</b>" in page.text
@@ -57,21 +57,20 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
 
 def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path) -> None:
     page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
-    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}  # only untied has runs of its own
-    assert {(row[0], row[2]) for row in page.tables[1][1:]} == both | {("untied", "tokens"), ("untied", "FLOPs")}
+    assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
     first = page.text.partition("Comparisons arm")[0]
     assert "Results so far:" in first
     assert [sentence for sentence in found["verdict"] if sentence not in first] == []
     assert "% higher perplexity (+0.0" in first
     told = [warning["summary"] for warning in found["warnings"]]
     assert [summary for summary in told if summary not in first] == []
-    assert {"12 of 15 runs are done.", "There are only 3 seeds."} <= {*told}
-    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (1, [True, True, False] * 2)
+    assert {"9 of 12 runs are done.", "There are only 3 seeds."} <= {*told}
+    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (1, [True, True, False])
     assert {row["status"] for row in found["runs"]["reasons"]} == {"failed", "diverged"}
     assert all(Path(path).exists() for path in found["paths"].values())
     starts = {text.partition(":")[0] for text in told}
     assert starts >= {"The best value lies at the edge of the search range", "The noise of tuning is not counted"}
-    (row,) = (row for row in found["contrasts"] if (row["arm"], row["budget"]) == ("untied_matched", "tokens"))
+    (row,) = (row for row in found["contrasts"] if row["arm"] == "untied_matched")
     assert row["mean_without_regret"] == pytest.approx(row["mean_difference"] - row["regret"] + row["baseline_regret"])
     (tuning,) = (table for table in page.tables if "expected regret" in table[0])
     regrets = {line[0]: line[-1] for line in tuning[1:]}
@@ -136,7 +135,7 @@ def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen
 
 # --- warnings
 
-TWO = {"budgets": ("tokens",), "report": False}
+TWO = {"report": False}
 Change = Callable[[Path], Any]
 
 

@@ -53,7 +53,7 @@ class Question:
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
     contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
-    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+    budget: str = "tokens"  # what is held equal: tokens or flops
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
@@ -97,9 +97,7 @@ class AblationConfig(Question):
         require_choice("ablation.metric", self.metric, RUN_METRICS)
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
-        _distinct("ablation.budgets", self.budgets)
-        for budget in self.budgets:
-            require_choice("ablation.budgets", budget, BUDGETS)
+        require_choice("ablation.budget", self.budget, BUDGETS)
         self._check_arms()
         self._check_contrasts()
         self._check_seeds()
