@@ -97,7 +97,6 @@ RESUME = ("resume", "continue", "restart")
 GONE = {  # the last word of a setting, or a choice, of earlier versions -> what there is in its place
     "profiler": "torch.profiler measures a program that calls lm.training.train.train",
     "trackio": "look is a page on this machine",
-    "interactions": "contrasts has weights for any arms, {name: {arm: 1, other: -1}}",
     "plot_over": "lm.results.contrasts is the frame to draw from",
     **dict.fromkeys(("restarts", "extension_trials"), "tune.trials is the most that an arm tries"),
 }
