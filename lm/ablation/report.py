@@ -129,7 +129,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
 
 def _held_equal(results: Results) -> str:
     budgets = dict.fromkeys(row.budget for row in results.contrasts)  # of a frozen study there may be several
-    return ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in budgets)
+    return ", and in other runs ".join(f"training {BUDGET_NAMES.get(budget, budget)}" for budget in budgets)
 
 
 def _frozen_basis(results: Results) -> Iterator[tuple[str, str]]:

@@ -94,12 +94,6 @@ NAMES_OF_VALUES = {"cpu", "gpu", "cuda", "wandb", "tensorboard", "ddp"}.union(*C
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
 EXPERIMENT = ("experiment", "recipe", "preset")  # a group without settings of its own
 RESUME = ("resume", "continue", "restart")
-GONE = {  # the last word of a setting, or a choice, of earlier versions -> what there is in its place
-    "profiler": "torch.profiler measures a program that calls lm.training.train.train",
-    "trackio": "look is a page on this machine",
-    "plot_over": "lm.results.contrasts is the frame to draw from",
-    **dict.fromkeys(("restarts", "extension_trials"), "tune.trials is the most that an arm tries"),
-}
 # A command -> the words for it.
 COMMAND_WORDS = {
     "generate interactive=true": "chat sample talk repl play",

@@ -15,7 +15,7 @@ import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from lm.cli import command_line
-from lm.cli.aliases import EPOCHS, EXPERIMENT, GONE, RESUME, meaning
+from lm.cli.aliases import EPOCHS, EXPERIMENT, RESUME, meaning
 from lm.config import UserError
 from lm.config.ablation import ReportConfig
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, LookConfig, RunsConfig
@@ -113,8 +113,6 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
     key, (_, equals, value) = key_of(override), override.partition("=")
     if advice := _advice(key, value, kinds, args):
         return f"{override}: {advice}"
-    if (name := key.rpartition(".")[2]) in GONE:
-        return f"{key}: is gone; {GONE[name]}"
     words = _with_all(_similar(key, value if equals else "VALUE", kinds), args, kinds)
     if not words and "prompt" in kinds and equals:
         words = [whole_prompt(args or [override], kinds)]
@@ -246,8 +244,6 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
     group, slash, choice = file.partition("/")
     if not slash:
         return f"{file}: no such config in {CONFIGS}"
-    if choice in GONE:
-        return f"{file.replace('/', '=')}: is gone; {GONE[choice]}"
     options = sorted({*options} - {LOADED}) or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     close = [f"{group}={name}" for name in difflib.get_close_matches(choice.lower(), options, n=1)]
     if group == "data" and os.path.exists(choice):

@@ -16,7 +16,7 @@ METRICS = {  # name in result.json -> whether less is better, its unit, and what
 RUN_METRICS = tuple(METRICS)
 METRICS |= {"value": (True, "in value", "value"), "higher_value": (False, "in value", "value")}  # of any program's rows
 BUDGETS = ("tokens", "flops")
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": "", "time": "time"}  # time: of earlier versions
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": ""}
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
