@@ -1,5 +1,13 @@
 """Runs, curves and contrasts of folders as pandas frames: an index of lm/lab/results.py."""
 
-from lm.lab.results import contrasts, curves, runs
+from typing import Any
+
+from lm.registry import load
 
 __all__ = ["contrasts", "curves", "runs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lm.results' has no attribute {name!r}")
+    return load(f"lm.lab.results.{name}")

@@ -499,8 +499,7 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
 def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
     made = instantly(lambda spec: Failure.ERROR if spec.run.seed else 1.0)
     words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
-    other = ["head=untied", "model.ffn=gelu"]  # whose FLOPs differ, so that there are two comparisons
-    two = [f"ablation.arms.untied={json.dumps(other)}", "ablation.budgets=[tokens,flops]"]
+    two = ['+ablation.arms.gelu=["model.ffn=gelu"]', "ablation.primary=[untied,gelu]"]
     code, out, err = command("ablate", *words, *two, "exit_code=verdict")
     assert (code, out, made) == (2, "", [])
     assert err.splitlines()[-1].startswith("error: exit_code=verdict: ")

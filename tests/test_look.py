@@ -330,7 +330,7 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path: P
         shown = json.loads(ask(server, "GET", "/runs")[1])["ablation"]
         record = json.loads((folder / "ablation.json").read_text())
         assert shown["question"] == record["question"]
-        assert shown["left"] == "10 of 15 runs are done; 5 missing"
+        assert shown["left"] == "8 of 12 runs are done; 4 missing"
         assert {answer["verdict"] for answer in shown["answers"]} <= {"better", "worse", "equivalent", "undecided"}
         status, page, headers = ask(server, "GET", "/report")
         policy = headers["Content-Security-Policy"]

@@ -136,7 +136,7 @@ def record_of(name: str, rows: list[dict[str, Any]], table: pd.DataFrame) -> Abl
         seeds=sorted(map(int, set(table.seed))),
         metric=rows[0]["metric"],
         equivalence_margin=float(rows[0]["equivalence_margin"]),
-        budgets=[rows[0]["budget"]],
+        budget=rows[0]["budget"],
     )
 
 

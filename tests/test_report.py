@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lm.lab.ablation import figures
-from lm.lab.ablation.overview import folders, write_overview
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import curve_table, read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings
 from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
-from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
+from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 RARELY = pytest.mark.nightly
@@ -48,7 +46,7 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     ]
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
     folders = [full / address for address in page.addresses if not address.startswith("#")]
-    assert len(folders) == 12, "of the finished runs"
+    assert len(folders) == 9, "of the finished runs"
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
     assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 3
     assert "RuntimeError: a | <b>crack</b>" in page.text
@@ -59,21 +57,20 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
 
 def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path) -> None:
     page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
-    both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}  # only untied has runs of its own
-    assert {(row[0], row[2]) for row in page.tables[1][1:]} == both | {("untied", "tokens"), ("untied", "FLOPs")}
+    assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
     first = page.text.partition("Comparisons arm")[0]
     assert "Results so far:" in first
     assert [sentence for sentence in found["verdict"] if sentence not in first] == []
     assert "% higher perplexity (+0.0" in first
     told = [warning["summary"] for warning in found["warnings"]]
     assert [summary for summary in told if summary not in first] == []
-    assert {"12 of 15 runs are done.", "There are only 3 seeds."} <= {*told}
-    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (1, [True, True, False] * 2)
+    assert {"9 of 12 runs are done.", "There are only 3 seeds."} <= {*told}
+    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (1, [True, True, False])
     assert {row["status"] for row in found["runs"]["reasons"]} == {"failed", "diverged"}
     assert all(Path(path).exists() for path in found["paths"].values())
     starts = {text.partition(":")[0] for text in told}
     assert starts >= {"The best value lies at the edge of the search range", "The noise of tuning is not counted"}
-    (row,) = (row for row in found["contrasts"] if (row["arm"], row["budget"]) == ("untied_matched", "tokens"))
+    (row,) = (row for row in found["contrasts"] if row["arm"] == "untied_matched")
     assert row["mean_without_regret"] == pytest.approx(row["mean_difference"] - row["regret"] + row["baseline_regret"])
     (tuning,) = (table for table in page.tables if "expected regret" in table[0])
     regrets = {line[0]: line[-1] for line in tuning[1:]}
@@ -138,7 +135,7 @@ def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen
 
 # --- warnings
 
-TWO = {"budgets": ("tokens",), "report": False}
+TWO = {"report": False}
 Change = Callable[[Path], Any]
 
 
@@ -232,33 +229,3 @@ def test_a_weakness_is_told(summary: str, options: dict[str, Any], change: Chang
     summaries = [warning.summary for warning in report_warnings(found)]
     assert any(text.startswith(summary) for text in summaries) is told
     assert {warning.summary for warning in plan_warnings(found.record)} <= {*summaries}
-
-
-@pytest.mark.slow
-def test_the_overview_puts_comparisons_side_by_side(tmp_path: Path) -> None:
-    """Of two with runs, one begun earlier; beside one of another metric, and one without a pair of runs."""
-    make(tmp_path / "small", begun="2026-02-01 12:00+00:00", tuned=True)
-    settings("head.untie_at", 0.5)(tmp_path / "small")
-    make(tmp_path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
-    make(tmp_path / "top1", metric="val_top1", report=False)
-    make(tmp_path / "begun", done=lambda arm, seed: arm == "tied", report=False)
-    assert [path.name for path in folders(tmp_path)] == ["begun", "small", "top1", "wide <b>"]
-    assert folders(tmp_path / "small") == folders(tmp_path / "none") == [], "an ablation holds none"
-    ablations = write_overview(tmp_path)
-    page = Page(tmp_path / "overview.html")
-    rows = [row for row in page.tables[0][1:] if row[0] == "untied - tied, at equal tokens"]
-    assert [row[1] for row in rows] == ["wide <b>", "small"]
-    for row in rows:
-        scores = {
-            (run["arm"], int(run["seed"])): float(run["val_bpb"])
-            for run in results(tmp_path)
-            if run["ablation"] == row[1] and run["purpose"] == "reported" and "tokens" in run["budgets"].split()
-        }
-        of_seed = [scores["untied", seed] - scores["tied", seed] for arm, seed in scores if arm == "tied"]
-        assert row[3] == f"{np.mean(of_seed):+.4f}", "in bits per byte"
-    assert "top1 is not shown. Its metric is val_top1." in page.text
-    assert "begun is not shown. No pair of runs yet." in page.text
-    assert "small/report.html" in page.addresses
-    assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
-    assert [folder.name for folder in ablations] == ["begun", "top1", "wide <b>", "small"], "as they began"
-    assert "optim.lr" in results(tmp_path)[0], "which only the tuned one has"

@@ -80,7 +80,7 @@ def test_the_page_has_a_row_for_each_command() -> None:
 def test_no_text_in_a_report_steers_a_terminal() -> None:
     answer = ("a\x1b[31m: b", "better", ["c\x1b[31m"])
     context = {"answers": [answer], "basis": [], "comparisons": [], "warnings": []}
-    flags = {"running": False, "several_budgets": False}
+    flags = {"running": False}
     assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
     assert "\x1b" not in shorten("a\x1b[31m")
 

@@ -6,7 +6,7 @@ is only what its report rests on: the runs of its search are in `trials` alone, 
 rows of results.csv alone. Calls only read files. They raise UserError, a ValueError, naming what is wrong.
 
 The first columns say which run a row is about: `ablation` (its folder below `folder`), `arm`, `budget`, `seed` and
-`run_dir` (below the ablation's folder); a run that serves two budgets is two rows. Of runs without an ablation:
+`run_dir` (below the ablation's folder). Of runs without an ablation:
 `run_dir` (below `folder`) and `seed`. Integers are Int64 and other numbers float64; what is not known is missing.
 """
 
@@ -149,8 +149,7 @@ def _read_runs(folder: str | Path) -> list[_Run]:
 
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
-    reported = ablation.reported().to_dict("records")
-    for row in sorted(reported, key=lambda row: ablation.record.budgets.index(row["budget"])):
+    for row in ablation.reported().to_dict("records"):
         arm, run_dir = ablation.record.arms[row["arm"]], row["run_dir"]
         settings = arm.settings | arm.tuned | {"trainer.max_steps": row["planned_steps"]}
         result = flat(dict(ablation.reader.outcome(run_dir).result))

@@ -92,24 +92,20 @@ def make(
     path: Path,
     done: Callable[[str, int], bool] = lambda arm, seed: True,
     seeds: tuple[int, ...] = (0, 1, 2),
-    budgets: tuple[str, ...] = ("tokens", "flops"),
     tuned: bool = False,
     broken: bool = False,
     report: bool = True,
     **record: Any,
 ) -> Path:
-    """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
-    steps = {arm: {"own": 1000, "tokens": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS}
+    """An ablation's folder: four arms of equal tokens."""
+    steps = {arm: {"own": 1000, "tokens": 1000} for arm in ARMS}
     values = {arm: dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {} for arm in ARMS}
-    runs: dict[str, dict[str, Any]] = {}
+    runs = list[dict[str, Any]]()
     for arm in ARMS:
-        for budget in budgets:
-            for seed in seeds:
-                run_dir = f"cells/{arm}-seed{seed}-{steps[arm][budget]}"
-                new = {"purpose": "reported", "arm": arm, "seed": seed, "budgets": [], "run_dir": run_dir}
-                new |= {"steps": steps[arm][budget], "values": values[arm]}
-                runs.setdefault(run_dir, new)["budgets"].append(budget)
-    for run in runs.values():
+        for seed in seeds:
+            new = {"purpose": "reported", "arm": arm, "seed": seed, "run_dir": f"cells/{arm}-seed{seed}-1000"}
+            runs.append(new | {"steps": 1000, "values": values[arm]})
+    for run in runs:
         if done(run["arm"], run["seed"]):
             write_reported(path / run["run_dir"], run["arm"], run["seed"], run["steps"], broken)
     arms = {
@@ -126,9 +122,9 @@ def make(
         for i, arm in enumerate(ARMS)
     }
     content: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?", "baseline": "tied"}
-    content |= {"seeds": [*seeds], "budgets": [*budgets], "equivalence_margin": 0.01, "primary": [*ARMS][1:3]}
+    content |= {"seeds": [*seeds], "equivalence_margin": 0.01, "primary": [*ARMS][1:3]}
     content |= {"pairs": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
-    content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": [*runs.values()]}
+    content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": runs}
     content |= {"tune": {"trials": 6 if tuned else 0, "seeds": [1000]}, "begun": "2026-01-31 12:00+00:00"}
     content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'", "machine": "Linux x86_64, 0 GPUs"}
     if tuned:

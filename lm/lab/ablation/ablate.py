@@ -140,12 +140,12 @@ class _Progress:
 def plan_table(plan: Plan, step: Step, results: Results) -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
     config, record, counts, (least, most) = plan.config, results.record, results.counts(), step.n_trials
-    head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
-    rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
+    head = f"tokens at equal {BUDGET_NAMES[config.budget]}"
+    rows = [["arm", "parameters", "FLOPs per token", "ms per step", head]]
     for arm in plan.arms.values():
-        tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
+        tokens = f"{arm.steps[config.budget] * arm.tokens_per_step:,}"
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
-        rows.append([arm.name, *cost, *tokens])
+        rows.append([arm.name, *cost, tokens])
     runs = f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"
     if config.looks:
         runs += f", with looks at {', '.join(map(str, config.looks))} seeds"
@@ -174,11 +174,8 @@ def plan_json(plan: Plan, step: Step, results: Results) -> dict[str, Any]:
     """Return the plan in numbers. The minimum detectable difference is by the pairs that have finished."""
     record, n = step.record, len(step.record.seeds)
     steps = {name: arm.steps for name, arm in plan.arms.items()}
-    comparisons = len(
-        {(arm, steps[arm][key], steps[record.pairs[arm]][key]) for arm in record.asked() for key in plan.config.budgets}
-    )
     sds = [row.sd for row in results.contrasts if row.sd is not None and row.family != "interaction"]
-    detectable = minimum_detectable_effect(median(sds), n, level_of(record) / comparisons) if sds else None
+    detectable = minimum_detectable_effect(median(sds), n, level_of(record) / len(record.asked())) if sds else None
     return {
         "runs": {"asked": len(step.runs), "missing": len(step.missing), "trials": step.n_trials},
         "seconds": seconds_to_go(plan, step),

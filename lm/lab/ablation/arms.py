@@ -215,16 +215,12 @@ def time_steps(arms: Iterable[Arm]) -> None:
 
 
 def set_steps(config: AblationConfig, arms: Arms) -> None:
-    """How long each arm trains, so that it spends what the arm it is compared with spends.
-
-    A schedule that decays to the end cannot be read early, so each budget is a run of its own length.
-    """
+    """How long each arm trains, so that it spends what the arm it is compared with spends."""
     for name, arm in arms.items():
         root = arms[config.root(name)]
         tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
-        for budget in config.budgets:
-            ratio = 1.0 if budget == "tokens" else root.flops_per_token / arm.flops_per_token
-            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
+        ratio = 1.0 if config.budget == "tokens" else root.flops_per_token / arm.flops_per_token
+        arm.steps[config.budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
 
 
 # --- a hash of the code that a run's numbers depend on: without comments, docstrings and layout

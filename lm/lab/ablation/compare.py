@@ -90,4 +90,4 @@ def _answer(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> A
     done, metric = results.done, results.record.metric
     rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
     answer = results.asked()[0]
-    return Answer(answer.verdict, answer.statement, contrasts, folder, rows)
+    return Answer(answer.verdict, answer.sentence, contrasts, folder, rows)

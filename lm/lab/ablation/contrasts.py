@@ -16,13 +16,13 @@ from scipy import special
 from lm.cli.arguments import key_of
 from lm.lab.ablation.record import AblationRecord, ArmRecord
 from lm.lab.ablation.response_surface import Regret, combine_regrets
-from lm.lab.ablation.settings import BUDGET_NAMES, METRICS, weighted_sum
+from lm.lab.ablation.settings import METRICS, weighted_sum
 from lm.lab.ablation.statistics import ALPHA, ROUNDING, Comparison, are_equal, judge_family
 from lm.system.terminal import fixed, signed
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-INTERNAL = ("sides", "weights", "key", "failed_arms", "budgets", "at_equal")  # no columns
+INTERNAL = ("sides", "weights", "failed_arms")  # no columns
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
 
 
@@ -46,7 +46,6 @@ class Contrast(Comparison):
     broken: dict[str, list[int]]
     weights: dict[str, float]
     sides: tuple[str, str]  # what is compared with what, in words
-    key: str  # family, weights and runs: the same under budgets that the same runs serve, which are one comparison
     regret: float | None = None  # expected, of the arm's tuned hyperparameters
     baseline_regret: float | None = None
     mean_without_regret: float | None = None
@@ -54,20 +53,10 @@ class Contrast(Comparison):
     undecided_by: str | None = None
     failed_arms: list[str] = field(default_factory=list)  # whose searches have undone a verdict
     sentence: str = ""  # the verdict in words
-    budgets: str | None = None  # what is held equal, in words; None where an earlier budget has the same runs
-    at_equal: str = ""  # the same after a name; empty where there is one budget
 
     @property
     def name(self) -> str:
         return self.arm if self.family == "interaction" else f"{self.arm} - {self.baseline}"
-
-    @property
-    def title(self) -> str:
-        return self.name + self.at_equal
-
-    @property
-    def statement(self) -> str:
-        return f"At equal {self.budgets}, {self.sentence}" if self.at_equal else self.sentence
 
     @property
     def digits(self) -> int:
@@ -86,24 +75,19 @@ def compare_arms(
     regrets: Mapping[str, Regret],
     failed_searches: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Contrast]:
-    """Each arm against its baseline under each budget, then each weighted sum.
+    """Each arm against its baseline, then each weighted sum.
 
     `failed_searches` has the arms whose best settings were not found: "divergence", "edge" or "flat". `undecided_by`
     says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors", or
     "edge" and "flat" (settings that may undo a verdict lie beyond a search).
     """
     pairs = [("", {arm: 1.0, other: -1.0}) for arm, other in record.pairs.items()]
-    members = [
-        _paired(record, runs, budget, weights, name)
-        for named in (pairs, record.contrasts.items())
-        for budget in record.budgets
-        for name, weights in named
-    ]
-    combined = {member.key: combine_regrets(member.weights, regrets) for member in members}
+    members = [_paired(record, runs, weights, name) for name, weights in (*pairs, *record.contrasts.items())]
+    combined = {member.arm: combine_regrets(member.weights, regrets) for member in members}
     tunings = {key: tuning for key, tuning in combined.items() if tuning}
     tested = dict[str, Comparison]()
     for family in FAMILIES:
-        own = {member.key: member for member in members if member.family == family}
+        own = {member.arm: member for member in members if member.family == family}
         tested |= judge_family(
             {key: member.differences for key, member in own.items()},
             record.equivalence_margin,
@@ -111,15 +95,10 @@ def compare_arms(
             tunings,
             level_of(record),
         )
-    budgets, contrasts = dict[str, list[str]](), list[Contrast]()
-    for member in members:
-        budgets.setdefault(member.key, []).append(BUDGET_NAMES[member.budget])
-    for member in members:
-        contrast = _contrast(member, tested[member.key], regrets, member.key in tunings, failed_searches)
-        words = " and ".join(budgets.pop(member.key)) if member.key in budgets else None
-        at_equal = f" at equal {words}" if len(record.budgets) > 1 else ""
-        contrasts += [replace(contrast, sentence=sentence(contrast, record), budgets=words, at_equal=at_equal)]
-    return contrasts
+    contrasts = [
+        _contrast(member, tested[member.arm], regrets, member.arm in tunings, failed_searches) for member in members
+    ]
+    return [replace(contrast, sentence=sentence(contrast, record)) for contrast in contrasts]
 
 
 def level_of(record: AblationRecord) -> float:
@@ -130,9 +109,9 @@ def level_of(record: AblationRecord) -> float:
     return ALPHA / max(1, len(record.looks))
 
 
-def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: dict[str, float], name: str) -> Contrast:
+def _paired(record: AblationRecord, runs: pd.DataFrame, weights: dict[str, float], name: str) -> Contrast:
     """The runs of a comparison and their differences; `name` is that of a weighted sum, or empty."""
-    of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)].set_index("seed") for arm in weights}
+    of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == record.budget)].set_index("seed") for arm in weights}
     scores = {arm: rows[record.metric][rows.status == "done"] for arm, rows in of_arm.items()}
     arm, other = sides = _sides(weights)
     paired = [seed for seed in record.seeds if all(seed in scores[arm].index for arm in weights)]
@@ -147,7 +126,7 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
         family=family,
         arm=name or arm,
         baseline=weighted_sum(weights) if name else other,
-        budget=budget,
+        budget=record.budget,
         primary=family == "primary",
         metric=record.metric,
         equivalence_margin=record.equivalence_margin or None,
@@ -160,7 +139,6 @@ def _paired(record: AblationRecord, runs: pd.DataFrame, budget: str, weights: di
         broken=seeds_of(lambda rows: rows.is_own_failure),
         weights=weights,
         sides=sides,
-        key=f"{family} {weights} {[run_dir for rows in of_arm.values() for run_dir in rows.run_dir] or budget}",
     )
 
 

@@ -42,12 +42,9 @@ def forest(results: Results) -> Figure | None:
     record, styles = results.record, line_styles(list(results.record.arms))
     groups = dict[str, list[Row]]()
     for contrast in (contrast for contrast in results.comparisons if contrast.mean_difference is not None):
-        label, heading = contrast.name.removesuffix(f" - {record.baseline}"), ""
-        if contrast.family == "interaction":
-            color, heading = INK, f"Interactions{contrast.at_equal}"
-        else:
-            color = styles[contrast.arm].color
-            heading = contrast.at_equal and f"At equal {contrast.budgets}"
+        label = contrast.name.removesuffix(f" - {record.baseline}")
+        is_sum = contrast.family == "interaction"
+        color, heading = (INK, "Interactions") if is_sum else (styles[contrast.arm].color, "")
         groups.setdefault(heading, []).append((label, color, contrast))
     side = "left" if results.lower_is_better else "right"
     return draw_forest(groups, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")

@@ -5,6 +5,7 @@ contrasts.csv holds them. The record of such a study may be of any earlier versi
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,16 +19,19 @@ def is_frozen(folder: Path) -> bool:
     return (folder / CONTRASTS).exists()
 
 
-def read_frozen(folder: Path, rows: Sequence[dict[str, str]]) -> tuple[AblationRecord, list[Contrast]]:
-    """Return the contrasts of a frozen study, and the part of a record that they and `rows` hold.
+def read_frozen(folder: Path, rows: Sequence[dict[str, str]]) -> tuple[AblationRecord, list[Contrast], list[Contrast]]:
+    """Return the part of a record that a frozen study holds, its contrasts, and those of them that pages show.
 
-    `rows` are those of results.csv. Raises UserError that names contrasts.csv.
+    `rows` are those of results.csv. A study may have held several budgets equal: the record has the runs under the
+    first, and a page says at each contrast what is held equal. Raises UserError that names contrasts.csv.
     """
     with reading(folder / CONTRASTS):
         cells = read_csv(folder / CONTRASTS)
         contrasts = [_contrast(row) for row in cells]
         pairs = {contrast.arm: contrast.baseline for contrast in contrasts}
-        runs = [_run(row) for row in rows if row["purpose"] != UNUSED]
+        budget = contrasts[0].budget
+        asked = [row for row in rows if row["purpose"] != UNUSED]
+        runs = [_run(row) for row in asked if row["purpose"] != REPORTED or budget in row["budgets"].split()]
         reported = [run for run in runs if run.purpose == REPORTED]
         arms = dict[str, ArmRecord]()
         for run in reported:
@@ -42,17 +46,26 @@ def read_frozen(folder: Path, rows: Sequence[dict[str, str]]) -> tuple[AblationR
             seeds=sorted({run.seed for run in reported}),
             metric=contrasts[0].metric,
             equivalence_margin=contrasts[0].equivalence_margin or 0.0,
-            budgets=[*dict.fromkeys(contrast.budget for contrast in contrasts)],
+            budget=budget,
             runs=runs,
         )
-        return record, contrasts
+        pairs_of = zip(contrasts, cells, strict=True)
+        return record, contrasts, [_shown(contrast, row["at_equal"]) for contrast, row in pairs_of if row["budgets"]]
 
 
 def _contrast(cells: dict[str, str]) -> Contrast:
     hints = get_type_hints(Contrast)
     values = {key: _value(cells[key], hints[key]) for key in cells if key in hints}
     weights = {cells["arm"]: 1.0, cells["baseline"]: -1.0}
-    return Contrast(**values, weights=weights, sides=(cells["arm"], cells["baseline"]), key="")
+    return Contrast(**values, weights=weights, sides=(cells["arm"], cells["baseline"]))
+
+
+def _shown(contrast: Contrast, at_equal: str) -> Contrast:
+    """Return the contrast with what is held equal in its words; `at_equal` is empty where a study has one budget."""
+    if not at_equal:
+        return contrast
+    sentence = f"{at_equal.strip().capitalize()}, {contrast.sentence}".replace("flops", "FLOPs")
+    return replace(contrast, baseline=f"{contrast.baseline}{at_equal}", sentence=sentence)
 
 
 def _value(cell: str, kind: Any) -> Any:
@@ -69,7 +82,6 @@ def _run(cells: dict[str, str]) -> Run:
         purpose=cells["purpose"],
         arm=cells["arm"],
         seed=int(cells["seed"]),
-        budgets=cells["budgets"].split(),
         steps=int(cells["steps"] or 0),
         values=values,
         run_dir=cells["run_dir"],

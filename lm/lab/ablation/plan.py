@@ -90,21 +90,18 @@ class Plan:
 
     def reported(self, seeds: Sequence[int], tuned: Tuned) -> list[RunSpec]:
         """The runs of these seeds: seed by seed, so that pairs become complete."""
-        runs: dict[str, RunSpec] = {}
+        runs = list[RunSpec]()
         for seed in seeds:
             for arm in self.arms:
                 values, is_open = tuned[arm][0] if arm in tuned else {}, self.config.tune.trials and arm not in tuned
-                for budget in self.config.budgets:
-                    spec = self.spec(REPORTED, self.arms[arm], seed, budget, values)
-                    if is_open:  # a run without tuning, which may be there, is another one
-                        spec = replace(spec, run_dir=f"{spec.run_dir}-untuned")
-                    served = runs[spec.run_dir].budgets if spec.run_dir in runs else []
-                    runs[spec.run_dir] = replace(spec, budgets=[*served, budget])
-        return [*runs.values()]
+                spec = self.spec(REPORTED, self.arms[arm], seed, self.config.budget, values)
+                # a run without tuning, which may be there, is another one
+                runs.append(replace(spec, run_dir=f"{spec.run_dir}-untuned") if is_open else spec)
+        return runs
 
     def trial(self, name: str, values: Settings, search: int = 0) -> list[RunSpec]:
         """The runs of a trial, one for each tuning seed."""
-        arm, budget = self.arms[name], self.config.budgets[0]
+        arm, budget = self.arms[name], self.config.budget
         specs = [self.spec(TRIAL, arm, seed, budget, values) for seed in self.config.tune.seeds]
         return [replace(spec, search=search) for spec in specs]
 
@@ -152,7 +149,7 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     """The least and the greatest duration of what is missing, on so many workers as the plan has."""
     arms = plan.arms | ({BASE: plan.base} if plan.base else {})
     untuned = [plan.arms[name] for name in step.record.untuned()]
-    trials = [arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in untuned]
+    trials = [arm.seconds(arm.steps[plan.config.budget]) for arm in untuned]
     mean = sum(trials) / len(trials) if trials else 0.0
     is_open = {arm.name for arm in untuned}
     decided = sum(
@@ -164,13 +161,17 @@ def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
 
 def lost_to_new_code(plan: Plan, step: Step) -> str:
     """Return in words how many finished runs of an ablation that has ended other code or text would make again."""
-    before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
-    if not (before.ended or before.designs_seen) or before.tune != plan.config.tune or not step.missing:
+    before, seeds = plan.before, plan.config.seeds
+    if (
+        not (before.ended or before.designs_seen)
+        or (before.tune, before.budget) != (plan.config.tune, plan.config.budget)
+        or not step.missing
+    ):
         return ""
     changed = [
         (run.arm, hashes)
         for run in before.of(REPORTED)
-        if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
+        if run.arm in plan.arms and run.seed in seeds
         if (hashes := _changed(before.arms[run.arm], plan.arms[run.arm]))
         if plan.reader.outcome(run.run_dir).status in ENDED
     ]

@@ -38,7 +38,6 @@ class Run:
     purpose: str  # base: others start from it; trial: tuning tries settings; reported: verdicts rest on it
     arm: str  # of a base: base
     seed: int  # of a reported run that of the pair; an arm with seeds of its own adds its offset
-    budgets: list[str] = field(default_factory=list)  # that a reported run serves
     steps: int
     values: dict[str, float] = field(default_factory=dict)  # of the tuned hyperparameters
     search: int = 0  # of a trial: the last search of its arm that it belongs to; 0 is the first

@@ -37,7 +37,7 @@ ALT = {  # what is read aloud in place of a figure
 SCHEMA_VERSION = 1  # of report.json
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
-WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
+WHO = ("arm", "purpose", "seed", "budget", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
 WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
 FILES = ("report.html", "report.md", "report.json", "results.csv", "curves.csv")
@@ -90,8 +90,7 @@ def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequen
         "unit": results.unit,
         "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": results.ci,
-        "several_budgets": len(record.budgets) > 1,
-        "answers": [(row.statement, row.verdict, weakening(row, warnings)) for row in results.asked()],
+        "answers": [(row.sentence, row.verdict, weakening(row, warnings)) for row in results.asked()],
         "basis": [*basis],
         "warnings": warnings,
         "comparisons": comparisons,
@@ -111,7 +110,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(results)}"
     yield from facts_of_metric(results)
-    yield "held equal", ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in record.budgets)
+    yield "held equal", _held_equal(results)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuned(results)
@@ -128,11 +127,16 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "planned looks (interim analyses)", stopped
 
 
+def _held_equal(results: Results) -> str:
+    budgets = dict.fromkeys(row.budget for row in results.contrasts)  # of a frozen study there may be several
+    return ", and in other runs ".join(f"training {BUDGET_NAMES.get(budget, budget)}" for budget in budgets)
+
+
 def _frozen_basis(results: Results) -> Iterator[tuple[str, str]]:
     record = results.record
     yield "seeds", f"{len(record.seeds)} for each arm"
     yield from facts_of_metric(results)
-    yield "held equal", ", and in other runs ".join(f"training {BUDGET_NAMES[budget]}" for budget in record.budgets)
+    yield "held equal", _held_equal(results)
 
 
 def _frozen_details(results: Results) -> dict[str, Any]:
@@ -175,9 +179,8 @@ def _tuned(results: Results) -> str:
         return "none: each arm uses the values of its configuration"
     made = results.trials.groupby("arm")["trial"].nunique()
     number = " to ".join(dict.fromkeys(map(str, (made.min(), made.max())))) if len(made) else f"{record.tune.trials}"
-    under = f" at equal {BUDGET_NAMES[record.budgets[0]]}" * (len(record.budgets) > 1)
     seeds = f"seed{'s' * (len(record.tune.seeds) > 1)} {', '.join(map(str, record.tune.seeds))}"
-    return f"each arm separately{under}, in {number} trials on {seeds}; other seeds are reported, on the same text"
+    return f"each arm separately, in {number} trials on {seeds}; other seeds are reported, on the same text"
 
 
 # --- the page below its first screen
@@ -221,22 +224,19 @@ def _arms(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _final(results: Results) -> Iterator[dict[str, Any]]:
-    """A row for each arm and budget, those of the same runs once."""
+    """A row for each arm."""
     for name, arm in results.record.arms.items():
-        for steps in dict.fromkeys(arm.steps[budget] for budget in results.record.budgets):
-            budgets = [budget for budget in results.record.budgets if arm.steps[budget] == steps]
-            runs = results.done_of(name, budgets[0])
-            kept = runs[runs["has_folder"].astype(bool)]
-            yield {
-                "arm": name,
-                "budget": " and ".join(BUDGET_NAMES[budget] for budget in budgets),
-                "scores": [(runs[column].mean(), runs[column].std()) for column in RUN_METRICS],
-                "seeds": f"{len(runs)} of {len(results.record.seeds)}",
-                "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
-                "steps": steps,
-                "tokens": steps * arm.tokens_per_step,
-                "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
-            }
+        steps, runs = arm.steps[results.record.budget], results.done_of(name)
+        kept = runs[runs["has_folder"].astype(bool)]
+        yield {
+            "arm": name,
+            "scores": [(runs[column].mean(), runs[column].std()) for column in RUN_METRICS],
+            "seeds": f"{len(runs)} of {len(results.record.seeds)}",
+            "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
+            "steps": steps,
+            "tokens": steps * arm.tokens_per_step,
+            "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
+        }
 
 
 def _without_result(results: Results) -> Iterator[dict[str, Any]]:
@@ -268,7 +268,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
 
 def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*(row.statement for row in results.asked()), *filter(None, [results.stopped_early()])]
+    lines = [*(row.sentence for row in results.asked()), *filter(None, [results.stopped_early()])]
     lines += [*map(str, report_warnings(results))]
     reported = results.reported().drop_duplicates("run_dir")
     lost = reported[reported["status"].isin(["failed", "diverged"])]
@@ -281,14 +281,13 @@ def result_table(results: Results) -> str:
 
 def comparison_table(results: Results) -> str:
     """A line for each comparison."""
-    head = ("arm", "baseline", "at equal", "seeds", "difference", results.ci, "verdict")
-    rows = [head]
+    rows = [("arm", "baseline", "seeds", "difference", results.ci, "verdict")]
     for row in results.comparisons:
         numbers = (row.mean_difference, row.ci_low, row.ci_high)
         mean, low, high = ("" if x is None else signed(x, row.digits) for x in numbers)
         ends = f"{low} to {high}" if low else ""
-        rows += [(row.arm, row.baseline, str(row.budgets), str(row.n_seeds), mean, ends, row.verdict)]
-    return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
+        rows += [(row.arm, row.baseline, str(row.n_seeds), mean, ends, row.verdict)]
+    return format_table(rows)
 
 
 # --- for programs: results.csv, curves.csv and report.json
@@ -300,8 +299,7 @@ def results_frame(results: Results) -> pd.DataFrame:
     reported: what the verdicts rest on; trial: of the tuning; base: what others start from; unused: made for other
     settings, code or seeds than are asked for now, kept so that nothing is lost.
     """
-    runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
-    frame = pd.concat([runs[runs["purpose"] == purpose].drop_duplicates("run_dir") for purpose in PURPOSES])
+    frame = pd.concat([results.of(purpose).drop_duplicates("run_dir") for purpose in PURPOSES])
     where = [key for key in WHERE if key in frame and frame[key].notna().any()]
     return frame.reindex(columns=[*ROW, *(key for key in results.hyperparameters() if key in frame), *where])
 
@@ -314,13 +312,13 @@ def verdict_json(results: Results, warnings: Sequence[Weakness]) -> dict[str, An
     return {
         "schema_version": SCHEMA_VERSION,
         "question": record.question,
-        "verdict": [row.statement for row in results.asked()],
+        "verdict": [row.sentence for row in results.asked()],
         "contrasts": [row.row() for row in contrasts if row.family != "interaction"],
         "interactions": [
             {"name": row.arm, "formula": row.baseline} | row.row() for row in contrasts if row.family == "interaction"
         ],
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
-        "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
+        "arms": [_mean_json(results, name) for name in record.arms],
         "runs": results.counts()
         | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
         **{key: getattr(record, key) or None for key in ("seeds", "metric", "equivalence_margin", "baseline")},
@@ -348,11 +346,11 @@ def report_json(results: Results) -> dict[str, Any]:
     return dict(plain(content | {key: getattr(record, key) for key in RECORDED}))
 
 
-def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
-    values = results.done_of(name, budget)[results.record.metric].astype(float)
+def _mean_json(results: Results, name: str) -> dict[str, Any]:
+    values = results.done_of(name)[results.record.metric].astype(float)
     low, high = interval([*values]) or (None, None)
     statistics = {"n": len(values), "mean": values.mean(), "sd": values.std(), "ci_low": low, "ci_high": high}
-    return {"arm": name, "budget": budget} | statistics
+    return {"arm": name, "budget": results.record.budget} | statistics
 
 
 def _search_json(results: Results, name: str) -> dict[str, Any]:

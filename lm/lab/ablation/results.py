@@ -134,7 +134,7 @@ class Results:
     """An ablation as it stands: all views (report, tables, lm.lab.results) are made of this frame.
 
     `runs` has the columns of COLUMNS, those of a Run (`planned_steps` are its steps), and the hyperparameters that are
-    tuned. A reported run has a row for each `budget`, which is empty for others. A trial has its number `trial` (from
+    tuned. The `budget` of a run that is not reported is empty. A trial has its number `trial` (from
     0) within its arm, and `score`, the mean of the metric over the tuning seeds, missing where one diverged or has not
     finished. Last come the finished runs that are not asked for any more: their `purpose` is unused.
     """
@@ -144,6 +144,7 @@ class Results:
     reader: RunReader
     runs: pd.DataFrame
     frozen: list[Contrast] | None = None  # contrasts as published, in the place of those that the runs give
+    shown: list[Contrast] | None = None  # those of a frozen study that pages show: of the same runs once
 
     def of(self, purpose: str) -> pd.DataFrame:
         return self.runs[self.runs["purpose"] == purpose]
@@ -157,13 +158,13 @@ class Results:
 
     @cached_property
     def done(self) -> pd.DataFrame:
-        """The finished reported runs, a row for each budget."""
+        """The finished reported runs."""
         runs = self.reported()
         return runs[runs["status"] == "done"]
 
-    def done_of(self, arm: str, budget: str) -> pd.DataFrame:
-        """The finished reported runs of an arm under a budget, indexed by seed."""
-        return self.done[(self.done["arm"] == arm) & (self.done["budget"] == budget)].set_index("seed")
+    def done_of(self, arm: str) -> pd.DataFrame:
+        """The finished reported runs of an arm, indexed by seed."""
+        return self.done[self.done["arm"] == arm].set_index("seed")
 
     def rows_alone(self) -> pd.DataFrame:
         """Finished reported runs of which results.csv is all that is left."""
@@ -198,15 +199,15 @@ class Results:
 
     @cached_property
     def contrasts(self) -> list[Contrast]:
-        """Each comparison under each budget, interactions included: see `compare_arms`."""
+        """Each comparison, interactions included: see `compare_arms`."""
         if self.frozen is not None:
             return self.frozen
         return compare_arms(self.record, self.runs, self.regrets, self.failed_searches)
 
     @cached_property
     def comparisons(self) -> list[Contrast]:
-        """Those of the same runs once."""
-        return [contrast for contrast in self.contrasts if contrast.budgets is not None]
+        """The contrasts that pages show."""
+        return self.contrasts if self.shown is None else self.shown
 
     def asked(self) -> list[Contrast]:
         """The comparisons that answer the question, the primary ones (all, where none is), and interactions."""
@@ -268,14 +269,13 @@ class Results:
 
     @cached_property
     def curves_shown(self) -> pd.DataFrame:
-        """The validations of the finished reported runs under the first budget; `metric` is that of the ablation.
+        """The validations of the finished reported runs; `metric` is that of the ablation.
 
         Where a run keeps its best model (checkpoint.best), `metric` is that of the best model so far, and ends at the
         score of the run: its arm is compared by that model.
         """
         curves, metric = self.curves, self.record.metric
         shown = curves["run_dir"].isin(self.done["run_dir"]) & (curves["purpose"] == REPORTED)
-        shown &= curves["budget"] == self.record.budgets[0]
         curves = curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
         scores = self.done.drop_duplicates("run_dir").set_index("run_dir")[metric].astype(float)
         for run_dir, run in curves[curves["arm"].isin(self.record.best_arms())].groupby("run_dir"):
@@ -289,8 +289,8 @@ def read_results(folder: Path) -> Results:
     """Raises UserError if the folder holds no ablation."""
     reader = RunReader(folder)
     if is_frozen(folder):
-        record, contrasts = read_frozen(folder, [*reader.rows.values()])
-        return replace(results_of(record, reader), frozen=contrasts)
+        record, contrasts, shown = read_frozen(folder, [*reader.rows.values()])
+        return replace(results_of(record, reader), frozen=contrasts, shown=shown)
     return results_of(read_record(folder), reader)
 
 
@@ -301,7 +301,7 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
         about = asdict(run) | {"planned_steps": run.steps} | run.values | reader.describe(run.run_dir)
         if run.purpose == REPORTED:
             about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity.get("source_hash")
-        rows += [about | {"budget": budget} for budget in run.budgets or [""]]
+        rows.append(about | {"budget": record.budget if run.purpose == REPORTED else ""})
         if run.purpose == TRIAL:
             trials.setdefault((run.arm, *run.values.items()), []).append(rows[-1])
     numbers = Counter[str]()

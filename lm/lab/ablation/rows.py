@@ -104,7 +104,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
         seeds=seeds,
         metric="higher_value" if higher else "value",
         equivalence_margin=margin or 0.0,
-        budgets=["rows"],
+        budget="rows",
     )
     runs = frame([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     nothing = RunReader(Path(os.devnull))  # there are no folders of runs
@@ -132,7 +132,7 @@ def rows_warnings(results: Results) -> Iterator[Weakness]:
 
 
 def rows_table(results: Results, folder: str | None) -> str:
-    sentences = [*(row.statement for row in results.asked()), *map(str, rows_warnings(results))]
+    sentences = [*(row.sentence for row in results.asked()), *map(str, rows_warnings(results))]
     written = [] if folder is None else ["", f"{folder}/report.html"]
     return printable("\n".join([comparison_table(results), "", *sentences, *written]))
 

@@ -16,7 +16,7 @@ METRICS = {  # name in result.json -> whether less is better, its unit, and what
 RUN_METRICS = tuple(METRICS)
 METRICS |= {"value": (True, "in value", "value"), "higher_value": (False, "in value", "value")}  # of any program's rows
 BUDGETS = ("tokens", "flops")
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": "", "time": "time"}  # time: of earlier versions
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": ""}
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -53,7 +53,7 @@ class Question:
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
     contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
-    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+    budget: str = "tokens"  # what is held equal: tokens or flops
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
@@ -97,9 +97,7 @@ class AblationConfig(Question):
         require_choice("ablation.metric", self.metric, RUN_METRICS)
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
-        _distinct("ablation.budgets", self.budgets)
-        for budget in self.budgets:
-            require_choice("ablation.budgets", budget, BUDGETS)
+        require_choice("ablation.budget", self.budget, BUDGETS)
         self._check_arms()
         self._check_contrasts()
         self._check_seeds()
@@ -229,7 +227,7 @@ class AblateConfig:
 class ReportConfig:
     """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
-    output_dir: str | None = None  # of an ablation, or a folder of ablations
+    output_dir: str | None = None  # of an ablation
     run_dir: str | None = None  # of a single run
     rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
     baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first

@@ -44,7 +44,7 @@ def report_warnings(results: Results) -> list[Weakness]:
 
 def weakening(contrast: Contrast, weaknesses: Iterable[Weakness]) -> list[str]:
     """What weakens the answer of one comparison, in a few words each."""
-    own = {contrast.title, *contrast.ended}
+    own = {contrast.name, *contrast.ended}
     return [weakness.summary.partition(":")[0] for weakness in weaknesses if own & weakness.about]
 
 
@@ -73,9 +73,9 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness(f"There are only {n} seeds.", ROUGH)
     asked = results.asked()
     few = [row for row in asked if 2 <= row.n_seeds < min(n, MIN_SEEDS)]  # of which runs have failed, or have no pair
-    pairs = ((row.title, f"{row.title}: {row.n_seeds}") for row in few)
+    pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few)
     yield from _about("Some comparisons have fewer seeds", pairs, ROUGH)
-    equal = [row.title for row in asked if row.n_seeds > 1 and are_equal(row.sd or 0.0, row.mean_difference or 0.0)]
+    equal = [row.name for row in asked if row.n_seeds > 1 and are_equal(row.sd or 0.0, row.mean_difference or 0.0)]
     detail = "Seeds that change nothing are no sample: see that they reach the runs."
     yield from _about("Differences are equal on all seeds", zip(equal, equal, strict=True), detail)
     if untuned := ", ".join(record.untuned()):
@@ -216,7 +216,7 @@ def _noise_not_counted(results: Results) -> Iterator[tuple[str, str]]:
     searched = {*results.trials["arm"]}
     for row in results.comparisons:
         if row.n_seeds and not row.is_tuning_counted and row.ended.keys() <= searched:
-            yield row.title, row.title
+            yield row.name, row.name
 
 
 def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
@@ -226,14 +226,14 @@ def _shrinking(results: Results) -> Iterator[tuple[str, str]]:
     """
     margin, digits = results.record.equivalence_margin, decimals(results.record.equivalence_margin)
     called = [row for row in results.asked() if row.verdict in ("better", "worse") and row.family != "interaction"]
-    for row in (row for row in called if row.budget == results.record.budgets[0]):
+    for row in called:
         half, end = _halfway(results, row.arm, row.baseline)
         low, high = interval([*(end - half)]) or (0, 0)
         mean = row.mean_difference or 0.0
         shrinks = low > 0 if mean < 0 else high < 0
         if shrinks and margin <= abs(mean) < margin + abs((end - half).mean()):
             words = f"{signed(half.mean(), digits)} halfway, {signed(end.mean(), digits)} at the end"
-            yield row.title, f"{row.title} ({words})"
+            yield row.name, f"{row.name} ({words})"
 
 
 def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.Series]:
@@ -241,7 +241,7 @@ def _halfway(results: Results, arm: str, baseline: str) -> tuple[pd.Series, pd.S
 
     None where the arms see unequal numbers of tokens: their curves end at other places.
     """
-    arms, budget = results.record.arms, results.record.budgets[0]
+    arms, budget = results.record.arms, results.record.budget
     gap = gap_table(results.curves_shown, arm, baseline).dropna(how="all")
     end = gap.index.max()
     half = min(gap.index, key=lambda tokens: abs(2 * tokens - end), default=end)
@@ -269,7 +269,7 @@ def _mixed_pairs(results: Results) -> list[tuple[str, str]]:
     """Pairs whose two runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
     for row in (row for row in results.contrasts if row.family != "interaction"):
-        first, second = (results.done_of(name, row.budget) for name in (row.arm, row.baseline))
+        first, second = (results.done_of(name) for name in (row.arm, row.baseline))
         pairs = first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
         for key, name in CONDITIONS.items():
             both = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")

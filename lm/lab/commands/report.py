@@ -1,6 +1,6 @@
 """Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
 
-For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run.
+lm-lab report run_dir=RUN writes a page about a single run.
 lm-lab report rows=FILE.csv baseline=ARM margin=M judges the numbers of any program, in columns arm, seed and value.
 json=true prints one JSON object with the verdicts of an ablation or of rows, and nothing else, on standard output.
 """
@@ -44,15 +44,9 @@ def run(args: list[str]) -> int:
 
         print(write_page(path, asdict(compose("train", [], RunConfig))))
         return 0
-    from lm.lab.ablation.overview import folders, write_overview
     from lm.lab.ablation.report import write_report
     from lm.lab.ablation.results import read_results
 
-    if folders(path):
-        if config.json or config.exit_code != "done":
-            raise UserError(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
-        print(f"{len(write_overview(path))} ablations; {path / 'overview.html'}")
-        return 0
     results = read_results(path)
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     write_report(results)

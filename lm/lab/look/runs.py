@@ -162,7 +162,7 @@ def described_ablation(folder: Path) -> dict[str, Any]:
         left += [f"still tuned: {', '.join(untuned)}"]
     return {
         "question": record.question,
-        "answers": [{"verdict": row.verdict, "statement": row.statement} for row in results.asked()],
+        "answers": [{"verdict": row.verdict, "statement": row.sentence} for row in results.asked()],
         "left": "; ".join(left),
         "warnings": [warning.summary for warning in report_warnings(results)],
     }
