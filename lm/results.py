@@ -4,10 +4,10 @@ from typing import Any
 
 from lm.registry import load
 
-__all__ = ["contrasts", "curves", "runs"]
+NAMES = ("contrasts", "curves", "runs")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in NAMES:
         raise AttributeError(f"module 'lm.results' has no attribute {name!r}")
     return load(f"lm.lab.results.{name}")

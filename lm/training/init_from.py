@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import TIED_MATRICES, RunConfig, foreign_classes
+from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, RunConfig, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import load_model, read_base
@@ -53,6 +53,14 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
     return record
+
+
+def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
+    """Raise UserError if a run cannot start from such a model; on the meta device, without weights."""
+    with torch.device("meta"):
+        loaded = Transformer(model, head, vocab_size=vocab_size, seq_len=seq_len)
+        net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
+    copy_weights(net, loaded, run.init_tied_matrix)
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -75,13 +76,14 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     return net
 
 
-def seconds_per_step(run: RunConfig, data: TextData) -> float:
-    """Return the seconds of an optimizer step of a resolved run, measured on a copy of its model.
+def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[], float]:
+    """Return a function that makes an optimizer step on random tokens and returns its seconds.
 
-    They include the step's share of the validations, in which a forward pass is a third of a step.
+    The step is of a copy of the model of a resolved run. Its share of the validations is added, in
+    which a forward pass is a third of a step.
     """
-    vocab_size, device = data.tokenizer.vocab_size, run.trainer.accelerator
-    mixed, n_micro = is_mixed(run.trainer.precision), run.trainer.accumulate_grad_batches
+    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
+    n_micro = run.trainer.accumulate_grad_batches
     net = build_model(run, vocab_size).to(device)
     net.head.on_train_step(0.0, net.embed.weight, {})
     loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
@@ -89,9 +91,13 @@ def seconds_per_step(run: RunConfig, data: TextData) -> float:
     tokens = torch.randint(vocab_size, shape, device=device)  # (B, T)
     targets = F.one_hot(tokens, net.vocab_size).float() if run.ngram_smoothing else tokens
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-    set_threads(run.threads)
+    passes = 0.0  # forward passes of validation for each step
+    if run.validation.every:
+        n_batches = math.ceil(n_val_tokens / (run.data.batch_size * run.data.seq_len))
+        passes = min(run.validation.batches or n_batches, n_batches) / run.validation.every
 
     def step() -> float:
+        set_threads(run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
             with fast_attention(device, mixed, run.data.seq_len):
@@ -103,12 +109,13 @@ def seconds_per_step(run: RunConfig, data: TextData) -> float:
         optimizer.zero_grad()
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return (time.perf_counter() - started) * (1 + passes / 3)
 
+    return step
+
+
+def seconds_per_step(run: RunConfig, data: TextData) -> float:
+    """Return the median seconds of TIMED_STEPS steps of a resolved run, after a step that warms up."""
+    step = step_timer(run, data.tokenizer.vocab_size, len(data.val))
     step()
-    seconds = median(step() for _ in range(TIMED_STEPS))
-    if not run.validation.every:
-        return seconds
-    n_batches = math.ceil(len(data.val) / (run.data.batch_size * run.data.seq_len))
-    passes = min(run.validation.batches or n_batches, n_batches) / run.validation.every
-    return seconds * (1 + passes / 3)
+    return median(step() for _ in range(TIMED_STEPS))

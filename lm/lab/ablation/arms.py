@@ -4,30 +4,34 @@ import ast
 import hashlib
 import importlib.util
 import logging
+import math
 import sys
 import sysconfig
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from lm.config import RunConfig, config_hash, flat, foreign_classes
-from lm.config.identity import differences
+import torch
+
+import lm
+from lm.config import RunConfig, config_hash, deciding_settings, flat, foreign_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
 from lm.lab.ablation.record import ArmRecord
 from lm.lab.ablation.settings import AblationConfig
 from lm.model.size import flops_per_token, n_params
+from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
+from lm.system.code import code_identity, code_of
 from lm.training.init_from import check_start
 from lm.training.optim import step_flops
-from lm.training.resolve import bare_step, meta_model, n_batches, resolve
+from lm.training.resolve import build_model, resolve, step_timer, with_steps
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
@@ -44,7 +48,10 @@ class Arm(ArmRecord):
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
-        return STARTUP_SECONDS + (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
+        return (
+            STARTUP_SECONDS
+            + (steps + math.ceil(self.val_tokens / self.run.tokens_per_step) / 3) * self.seconds_per_step
+        )
 
 
 Arms = dict[str, Arm]  # by name
@@ -99,7 +106,9 @@ def build_arm(
     source = repr((run.data, run.tokenizer))
     if source not in texts:
         texts[source] = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
-    text, run = texts[source], replace(run, data=replace(run.data, verify=False))  # it has been read again
+    text = texts[source]
+    if run.trainer.max_epochs is not None:
+        run = with_steps(run, text)
     resolved = resolve(run, text.tokenizer.vocab_size)
     identity = {
         "data_hash": text.hash,
@@ -116,7 +125,7 @@ def build_arm(
         net = meta_model(run, text.tokenizer.vocab_size)
         size = n_params(net)
         flops = flops_per_token(net) + step_flops(net, run.optim, run.head) // run.tokens_per_step
-    if run.max_minutes and earlier and not differences(earlier.settings, settings, ignored=("threads",)):
+    if run.max_minutes and earlier and deciding_settings(earlier.settings) == deciding_settings(settings):
         steps = earlier.steps["own"]  # other timings would give the runs other names
     return Arm(
         name=name,
@@ -176,6 +185,12 @@ def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return replace(run, **own, **{group: replace(getattr(run, group), **changes) for group, changes in groups.items()})
 
 
+def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
+    """Return the model of a run on the meta device: shapes without values."""
+    with torch.device("meta"):
+        return build_model(run, vocab_size)
+
+
 def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     """The value of the integer setting `key` with which the arm's number of parameters comes nearest to `target`.
 
@@ -209,7 +224,8 @@ def time_steps(arms: Iterable[Arm]) -> None:
     """Give each arm its seconds per step: the median of a few, after one that warms up."""
     log.info("measuring a training step of each arm")
     for arm in arms:
-        step = bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
+        resolved = resolve(arm.run, arm.vocab_size)
+        step = step_timer(resolved, arm.vocab_size, arm.val_tokens)
         step()
         arm.seconds_per_step = median(step() for _ in range(ROUNDS))
 
@@ -225,34 +241,26 @@ def set_steps(config: AblationConfig, arms: Arms) -> None:
 
 # --- a hash of the code that a run's numbers depend on: without comments, docstrings and layout
 
-HOME = Path(__file__).parents[1]
-COVERED = ("data/*.py", "model/*.py", "training/*.py", "inference/evaluate.py")  # the last one scores a run
-
 
 def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
-    """SHA-256 of the files of lm that decide a run, and of the modules of these classes with their local imports.
+    """Return a hash of the code of lm that computes, and of the modules of these classes with their local imports.
 
-    `classes` are those of the user's own, setting -> dotted path. An import is local if it lies neither in the standard
-    library nor where packages are installed. Raises UserError if such a class has no source file.
+    `classes` are of the user's own, setting -> dotted path. An import is local if it lies neither in
+    the standard library nor where packages are installed. Raises UserError if such a class has no
+    source file.
     """
-    files = {f"{path.parent.name}/{path.name}": path for pattern in COVERED for path in HOME.glob(pattern)}
+    own = code_identity()["hash"]
+    files = dict[str, Path]()
     for key, dotted in classes.items():
         module = import_class(key, dotted).__module__
         for name in {module, dotted.rpartition(".")[0]}:
             if _source(name) is None:
                 raise UserError(f"{key}={dotted}: {name} has no source file, so its changes could not be noticed")
             files |= _local_imports(name)
-    digests = {name: _digest(path, path.stat().st_mtime_ns) for name, path in sorted(files.items())}
-    return hashlib.sha256(repr(digests).encode()).hexdigest()
-
-
-@cache
-def _digest(path: Path, modified: int) -> str:
-    tree = _parse(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+    if not files:
+        return own
+    sources = {name: code_of(path.read_text(encoding="utf-8")) for name, path in sorted(files.items())}
+    return hashlib.sha256(repr((own, sources)).encode()).hexdigest()
 
 
 def _parse(path: Path) -> ast.Module:
@@ -298,6 +306,10 @@ def _source(module: str) -> Path | None:
 
 def _is_local(module: str) -> bool:
     path = _source(module)
-    if path is None or path.is_relative_to(sysconfig.get_path("stdlib")) or path.is_relative_to(HOME):
+    if (
+        path is None
+        or path.is_relative_to(sysconfig.get_path("stdlib"))
+        or path.is_relative_to(Path(lm.__file__).parent)
+    ):
         return False
     return not {"site-packages", "dist-packages"} & {*path.parts}

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lm.cli.compose import compose, quoted
-from lm.cli.mistakes import explaining, kinds_of
-from lm.cli.recipe import tell
-from lm.cli.words import with_text
+from lm.cli.arguments import Words, for_hydra, kinds_of, recipe_for, with_text
+from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import error_prefix, require
 from lm.lab.ablation.results import Results
@@ -54,12 +52,12 @@ def compare(
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
     kinds = kinds_of(RunConfig)
-    words = with_text([*overrides, *([] if text is None else [str(text)])], kinds)
-    with explaining([change, *words], kinds):
-        question = question_in_a_line(change, [quoted(word, kinds) for word in words], seeds, margin)
+    words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
+    recipe, _ = recipe_for([*words, change])
+    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
+    question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, seeds, margin)
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
-    tell()
     results = ablate(config, compose_arms(config.ablation, config.overrides), f"compare({change!r})")
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
     return _answer(results, frames.contrasts(results.folder), results.folder)

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from lm.config import NO_LIMIT, RunConfig, config_hash
-from lm.config.identity import differences
+from lm.config import NO_LIMIT, RunConfig, config_hash, deciding_settings
 from lm.data.tokens import TextData
-from lm.errors import UserError, error_prefix
-from lm.lab.ablation.arms import Arm, Arms, build_arm, build_arms, change, set_steps, time_steps
+from lm.errors import UserError
+from lm.lab.ablation.arms import Arm, Arms, build_arms, change, set_steps, time_steps
 from lm.lab.ablation.contrasts import ENDED
 from lm.lab.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.lab.ablation.results import RunReader, designs_seen, results_of
@@ -30,7 +29,6 @@ from lm.lab.ablation.settings import METRICS, AblateConfig, AblationConfig, Tune
 from lm.lab.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
-from lm.training.init_from import check_start
 
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
@@ -78,7 +76,7 @@ class Plan:
             base = self.spec(BASE, self.base, own_seed, "own", {}) if self.base and purpose != BASE else None
             after = base and base.run_dir
             start = {"init_from": str(self.reader.folder / after)} if after else {}
-            length = {"trainer.max_steps": steps, "max_tokens": None, "max_minutes": None}
+            length = {"trainer.max_steps": steps, "trainer.max_epochs": None, "max_tokens": None, "max_minutes": None}
             run = change(arm.run, {**values, **length, "seed": own_seed, **start})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
             name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
@@ -190,7 +188,7 @@ def _changed(before: ArmRecord, now: ArmRecord) -> str:
     changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
     keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
     first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
-    if not changed <= {*HASHES} or differences(first, second, ignored=("threads",)):
+    if not changed <= {*HASHES} or deciding_settings(first) != deciding_settings(second):
         return ""
     return " and the ".join(HASHES[key] for key in HASHES if key in changed)
 
@@ -324,14 +322,6 @@ def make_plan(
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
     earlier = before or AblationRecord(**question_of(ablation))
     arms = build_arms(ablation, runs, threads, earlier.arms, texts)
-    if base is not None:
-        with error_prefix("ablation.base"):
-            base_arm = build_arm(BASE, ablation.base or [], base, threads, texts)
-        for name, arm in arms.items():
-            if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
-                raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
-            with error_prefix(f"ablation.arms.{name}"):
-                check_start(arm.run, arm.vocab_size, base.model, base.head, base.data.seq_len)
     root = arms[ablation.root(ablation.baseline)]
     if (minutes := root.run.max_minutes) is not None:  # that of all arms
         if root.steps["own"] == NO_LIMIT:

@@ -10,8 +10,8 @@ Every setting of train changes all arms. They are not listed here: lm-lab train 
 import json
 import os
 import re
+import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,50 +20,72 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lm.cli import command_line, this_command
-from lm.cli.arguments import key_of
-from lm.cli.compose import current_overrides, for_later, quoted, register, run_hydra, string, to_dataclass
-from lm.cli.main import job, resumable
-from lm.cli.mistakes import CONFIGS, LOADED, Kinds, kinds_of, no_such_key
-from lm.cli.recipe import tell, values_of
-from lm.cli.words import is_question, is_text, with_text
+from lm.cli import command_line, started_by
+from lm.cli.arguments import (
+    CONFIGS,
+    Words,
+    classify,
+    for_hydra,
+    key_of,
+    kinds_of,
+    quoted,
+    recipe_for,
+    with_text,
+)
+from lm.cli.compose import LOADED, explaining, register, to_dataclass
 from lm.config import RunConfig
-from lm.config.identity import is_verb
-from lm.errors import UserError
+from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.forkserver import warm_up
 from lm.lab.ablation.settings import METRICS, AblateConfig
 from lm.lab.commands.question import (
     QuestionFile,
     choose,
     compose_arms,
-    compose_base,
     confirmation,
+    for_later,
+    is_question,
     question_in_a_line,
     read_question,
+    values_of,
     write_question,
 )
 
 SCHEMA = AblateConfig
+IS_HYDRA = True
 NOT_TUNED = (
     "margin: {margin:g} {unit} (0.01 nats per token is 1 % of perplexity), which margin=M changes. Learning rates are"
     " not tuned for each arm: ablation.tune.trials=18 'ablation.tune.hyperparameters=[optim.lr]' does that"
 )
-FOLDERS = ("confirm", "output_dir")
-questions: list[QuestionFile] = []  # in one line, by this command
+OWN, TRAIN = kinds_of(AblateConfig), kinds_of(RunConfig)
+IN_A_LINE = {"seeds": list[int], "margin": float}  # short names of settings of a question
 
 
-@hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
-@job
-def program(config: DictConfig) -> None:
-    overrides = current_overrides()
-    ablation = to_dataclass(config, overrides, AblateConfig)
+def run(args: list[str]) -> int:
+    words, question, notes = hydra_words(args)
+    typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
+    register("ablate", AblateConfig)
+    codes = [0]
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
+    def job(config: DictConfig) -> None:
+        overrides = [*HydraConfig.get().overrides.task]
+        sys.argv = typed
+        ablation = to_dataclass(config, overrides, AblateConfig)
+        for note in notes:
+            print(f"reading {note}", file=sys.stderr, flush=True)
+        if "ablation" not in map(key_of, overrides):
+            default = HydraConfig.get().runtime.choices["ablation"]
+            print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
+        codes.append(_answer(ablation, question))
+
+    with explaining(args, OWN | TRAIN):
+        job()
+    return max(codes)
+
+
+def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
+    """Answer the question, print the results, and return the exit code."""
     runs = compose_arms(ablation.ablation, ablation.overrides)
-    base = compose_base(ablation.ablation, ablation.overrides, runs)
-    ablation.overrides = [word for word in ablation.overrides if not is_verb(word)]
-    if "ablation" not in map(key_of, overrides):
-        default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
-        print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
-    tell()
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
@@ -77,119 +99,117 @@ def program(config: DictConfig) -> None:
 
     def on_plan(plan: Plan, step: Step, results: Results) -> None:
         if ablation.exit_code == "verdict":
-            verdict_code(results)  # refuses several before anything is run
+            verdict_code(results)  # refuses several comparisons before anything is run
         print(plan_table(plan, step, results), file=file, flush=True)
         if ablation.plan_only and ablation.json:
             planned = plan_json(plan, step, results)
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
-        if questions and not ablation.ablation.tune.trials:
+        if question and not ablation.ablation.tune.trials:
             unit = METRICS[ablation.ablation.metric][1]
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin, unit=unit), file=file, flush=True)
 
-    with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
-        results = ablate(ablation, runs, this_command(), on_plan, base)
+    folder = Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)
+    try:
+        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
+    except BaseException as error:
+        if folder.exists():
+            error.add_note(RESUMABLE)
+        raise
     if ablation.plan_only:
-        return
+        return 0
     print_results(results, ablation.json)
-    for question in questions:
+    if question:
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path}")
     if not results.is_whole():
-        sys.exit(1)
-    if ablation.exit_code == "verdict":
-        sys.exit(verdict_code(results))
+        return 1
+    return verdict_code(results) if ablation.exit_code == "verdict" else 0
 
 
-def prepare(flags: Namespace) -> list[str]:
-    """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises UserError."""
-    if flags.multirun:
-        raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
-    own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
-    questions.clear()
-    files = [word for word in flags.overrides if is_question(word)]
-    words = [word for word in flags.overrides if word not in files]
-    overrides = _choose_question(files, flags.overrides)
-    if not overrides and "ablation" not in map(key_of, words):
-        words, overrides = _ask_in_a_line(words)
-    for override in with_text(words, own | train):
-        key = re.split("[.@/]", key_of(override))[0]
-        if key in own or key == "hydra" or not re.search("=|^~", override):
-            overrides.append(quoted(override, own))
-        elif _is_of_train(key, own, train):
-            others.append(override)
-        else:
-            raise UserError(no_such_key(override, own | train, flags.overrides))
-    for word in others:
-        if len(values_of([quoted(word, train)]).get(key_of(word), [])) > 1:
-            raise UserError(f"{word}: several values beside a question, expected one; alone they are a question")
-    if others and "confirm" in map(key_of, flags.overrides):
-        raise UserError(f"{' '.join(others)}: confirm asks a question as it was, expected no settings of train")
-    is_asked = any(key_of(override).startswith(("ablation", "hydra")) for override in overrides)
-    if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
-        line = command_line("ablate", "head=tied,untied", *filter(is_text, flags.overrides))
-        short = command_line("ablate", "ablation=smoke")
-        ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
-        single = [word for word in others if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
-        what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"
-        raise UserError(f"{what}; {ways}")
-    return [*overrides, f"overrides=[{','.join(string(for_later(override)) for override in others)}]"]
+# --- words to a question
 
 
-def _is_of_train(key: str, own: Kinds, train: Kinds) -> bool:
-    group = re.split("[.@/]", key)[0]
-    return group not in own and (group in train or (CONFIGS / group).is_dir())
+def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, list[str]]:
+    """Return the arguments for Hydra, the question of a line, and lines about the recipe. Raises UserError.
 
-
-def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The overrides that choose the question of a YAML file or of a confirmation, which Hydra gets to know.
-
-    Raises UserError.
+    Settings of train become a list, the setting `overrides`.
     """
-    if sources := [word.partition("=")[2] for word in words if key_of(word) == "confirm"]:
-        if files or len(sources) > 1 or any(key_of(word).startswith("ablation") for word in words):
-            raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
-
-        of_folders = [quoted(word, kinds_of(AblateConfig)) for word in words if key_of(word) in FOLDERS]
-        typed = {key: Path(str(value)).expanduser() for key, (value,) in values_of(of_folders).items()}
-        folder = typed.get("output_dir", Path(os.path.relpath(f"{typed['confirm'].resolve()}-confirm")))  # beside it
-        return [*choose(confirmation(typed["confirm"], folder)), f"output_dir={string(str(folder))}"]
-    if not files:
-        return []
-    if len(files) > 1 or "ablation" in map(key_of, words):
-        raise UserError(f"{files[-1]}: is a second question, expected one")
-    is_whole = not any(key_of(word).startswith("ablation.") for word in words)
-    ConfigStore.instance().store(LOADED, read_question(Path(files[0]), is_whole), "ablation")
-    return [f"ablation={LOADED}", f"ablation.name={string(Path(files[0]).stem)}"]
-
-
-def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words that are left, and the overrides that ask the question of a setting with several values, if one has."""
-    own, train = kinds_of(AblateConfig), kinds_of(RunConfig)
-    settings = [word for word in words if "=" in word and _is_of_train(key_of(word), own, train)]
-    changes = [word for word in settings if len(values_of([quoted(word, train, True)]).get(key_of(word), [])) > 1]
-    if not changes:
-        return words, []
+    words = classify(args, TRAIN | OWN | IN_A_LINE)
+    if {"-m", "--multirun"} & {*words.flags}:
+        raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
+    files = [word for word in words.bare if is_question(word)]
+    texts = [word for word in words.bare if word not in files]
+    own = [word for word in words.overrides if _is_own(word)]
+    train = with_text(Words([], [word for word in words.overrides if word not in own], texts))
+    changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
+    question, notes = None, list[str]()
+    if any(key_of(word) == "confirm" for word in own):
+        if train or files:
+            raise UserError(
+                f"{' '.join([*files, *train])}: confirm asks a question as it was, expected no settings of train"
+            )
+        chosen, own = _confirm(own)
+    elif files:
+        chosen = _read(files, own)
+    elif changes and not any(key_of(word) == "ablation" for word in own):
+        of_line = [word for word in own if key_of(word) in IN_A_LINE or key_of(word).startswith("ablation.")]
+        question, notes = _ask(changes, [word for word in train if word not in changes], of_line)
+        chosen, train, changes = choose(question), [], []
+        own = [word for word in own if word not in of_line]
+    else:
+        chosen = []
     for word in changes:
-        if key_of(word) not in train and not (CONFIGS / key_of(word)).is_dir():
-            raise UserError(no_such_key(word, train, words))
+        raise UserError(f"{word}: several values beside a question, expected one; alone they are a question")
+    is_asked = chosen or any(key_of(word).startswith(("ablation", "hydra")) for word in own)
+    if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
+        raise UserError(_no_question(train, texts))
+    listed = ",".join(quoted(for_later(for_hydra(word, TRAIN))) for word in train)
+    typed = [for_hydra(word, OWN | IN_A_LINE) for word in own]
+    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], question, notes
+
+
+def _is_own(word: str) -> bool:
+    group = re.split("[.@/]", key_of(word))[0]
+    return group in OWN or group in IN_A_LINE or group == "hydra"
+
+
+def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
+    line = command_line("ablate", "head=tied,untied", *texts)
+    short = command_line("ablate", "ablation=smoke")
+    ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
+    single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
+    what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"
+    return f"{what}; {ways}"
+
+
+def _ask(changes: Sequence[str], common: list[str], of_line: list[str]) -> tuple[QuestionFile, list[str]]:
+    """Return the question of a setting with several values, and lines about the recipe of its text."""
     if len(changes) > 1:
         advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
         raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
-    texts = [word for word in words if is_text(word)]
-    common = [word for word in settings if word not in changes] + texts
-    of_question = [word for word in words if re.match(r"(seeds|margin|ablation\..*)=", word)]
-    all_arms = [quoted(word, train) for word in with_text(common, train)]
-    question = question_in_a_line(changes[0], all_arms, settings=[quoted(word, own) for word in of_question])
-    questions.append(question)
-    used = {*changes, *common, *of_question}
-    return [word for word in words if word not in used], choose(question)
+    change = for_hydra(changes[0], TRAIN, is_sweep=True)
+    recipe, notes = recipe_for([*common, changes[0]])
+    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, TRAIN) for word in common)]
+    settings = [for_hydra(word, OWN | IN_A_LINE) for word in of_line]
+    return question_in_a_line(change, every_arm, settings=settings), notes
 
 
-def run(args: list[str]) -> None:
-    register("ablate", AblateConfig)
-    try:
-        run_hydra(program, args, kinds_of(AblateConfig) | kinds_of(RunConfig), prepare)
-    except UserError as error:
-        file = next(filter(is_question, args), "the line")
-        raise UserError(str(error).replace(f"'ablation/{LOADED}'", f"'{file}'")) from error
+def _read(files: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return the overrides that choose the question of a YAML file, which Hydra gets to know."""
+    if len(files) > 1 or any(key_of(word) == "ablation" for word in own):
+        raise UserError(f"{files[-1]}: is a second question, expected one")
+    is_whole = not any(key_of(word).startswith("ablation.") for word in own)
+    ConfigStore.instance().store(LOADED, read_question(Path(files[0]), is_whole), "ablation")
+    return [f"ablation={LOADED}", f"ablation.name={quoted(Path(files[0]).stem)}"]
+
+
+def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that ask a finished question on fresh seeds, and the other words."""
+    folders = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in own}
+    if any(key_of(word).startswith("ablation") for word in own):
+        raise UserError(f"confirm={folders['confirm']}: is a question of its own, expected no other")
+    beside = Path(os.path.relpath(f"{folders['confirm'].resolve()}-confirm"))
+    folder = folders.get("output_dir", beside)
+    rest = [word for word in own if key_of(word) != "output_dir"]
+    return [*choose(confirmation(folders["confirm"], folder)), f"output_dir={quoted(str(folder))}"], rest

@@ -3,16 +3,36 @@
 import os
 import shlex
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm.cli.compose import parse
-from lm.cli.words import runs_of, split_words, with_folders
-from lm.errors import UserError
-from lm.folder import model_folder
-from lm.lab.commands.export import ExportConfig
+from lm.cli.arguments import parse, split_words, with_folders
+from lm.errors import UserError, expand_paths, require, require_choice
+from lm.folder import model_folder, read_result, runs_of
 from lm.training.run_directory import RunDirectory
+
+# Types of the matrices in each format, the default first.
+EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}
+
+
+@dataclass(slots=True, kw_only=True)
+class ExportConfig:
+    run_dir: str | None = None  # run, or its model folder; null: newest run
+    output_dir: str  # new or empty folder
+    format: str = "safetensors"  # safetensors: Hugging Face folder; gguf: for llama.cpp; page: HTML
+    dtype: str | None = None  # type of the matrices: f32, f16, in gguf q8_0; null: f16 in a page
+    title: str | None = None  # title of a page; null: name of the run
+    classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "output_dir")
+        require_choice("format", self.format, EXPORT_DTYPES)
+        self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
+        require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
+        require(self.title is None or self.format == "page", f"title={self.title}", "format=page, which shows it")
+
 
 SCHEMA = ExportConfig
 FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
@@ -38,7 +58,7 @@ def run(args: list[str]) -> None:
     from lm.lab.formats.page import export_page
 
     assert config.dtype is not None
-    net, tokenizer = load_model(run_dir, config.classes)
+    net, tokenizer = load_model(run_dir, config.classes or ())
     if config.format == "page":
         folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
         title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
@@ -74,4 +94,4 @@ def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
     directory = RunDirectory(folder.parent)
     if folder.name != "model" or not directory.config.exists():
         return {}, {}
-    return directory.read_config(), directory.read_result() or {}
+    return directory.read_config(), read_result(directory.result) or {}

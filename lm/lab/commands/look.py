@@ -8,15 +8,30 @@ their curves, also while they train. Ctrl-C ends it.
 import os
 import webbrowser
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from lm.cli.compose import parse
-from lm.cli.words import runs_of, split_words, with_folders
+from lm.cli.arguments import parse, split_words, with_folders
 from lm.data.paths import listed
-from lm.errors import UserError
-from lm.folder import newest_run
-from lm.lab.commands.look import LookConfig
+from lm.errors import UserError, expand_paths, require, require_min
+from lm.folder import newest_run, runs_of
 from lm.lab.runs.find import MARKS, folders_with
+
+
+@dataclass(slots=True, kw_only=True)
+class LookConfig:
+    run_dir: str | None = None  # runs to look at, [RUN1,RUN2] or a glob; null: runs below the folder
+    folder: str = "runs"  # folder that holds runs at any depth, and may still be empty
+    port: int = 0  # port of the page on this machine; 0: a free port
+    open: bool = True  # whether the page is opened in the browser, if there is one
+    threads: int | None = None  # threads of torch; null: OMP_NUM_THREADS, else all cores
+    classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "folder")
+        require(self.port == 0 or 1024 <= self.port < 2**16, f"port={self.port}", "0, or 1024 to 65535")
+        require_min(1, "", self, "threads")
+
 
 SCHEMA = LookConfig
 
@@ -43,7 +58,7 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     try:
         ablation = folder if not names and (folder / "ablation.json").exists() else None
-        server = LookServer(places, config.port, config.classes, ablation)
+        server = LookServer(places, config.port, config.classes or [], ablation)
     except OSError as error:
         raise UserError(f"port={config.port}: {error.strerror}; port=0 takes one that is free") from error
     print(f"{server.address}  Ctrl-C ends it", flush=True)

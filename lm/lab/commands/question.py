@@ -19,19 +19,17 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from lm.cli.arguments import key_of
-from lm.cli.compose import compose, for_later
-from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
-from lm.cli.recipe import notes, replacing, values_of, with_recipe
+from lm.cli.arguments import key_of, kinds_of, wrong_value
+from lm.cli.compose import LOADED, compose, explaining
 from lm.config import RunConfig, flat
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.folder import agrees
 from lm.lab.ablation.record import FILE, AblationRecord, design_of, question_of, read_record
 from lm.lab.ablation.settings import MOST_SEEDS, AblationConfig
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
+from lm.training.train import check_init
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
 MARGIN_HELP = "; 0.01 nats per token is 1 % of perplexity, and ablation=aa measures the noise"
@@ -63,25 +61,14 @@ def question_in_a_line(
     `settings` are those of the question itself, such as margin=0.1 ablation.tune.trials=6. Of a text of the user's own,
     the recipe is chosen by its size. Raises UserError.
     """
-    ((key, swept),) = (values_of([change]) if "=" in change else {change: []}).items()
-    values = [to_override_value(value) for value in swept]
+    key, values = key_of(change), [to_override_value(value) for value in values_of(change)]
     if len({*values}) < max(2, len(values)):
         raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
-    common = with_recipe(overrides)
-    typed = values_of(common)
-    recipes = [str(name) for name in typed.get("experiment", [])]
     label = key.rpartition(".")[2]
     names = [re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:] for value in values]
     if len({*names}) < len(names):
         names = [f"{label}-{number}" for number in range(len(values))]
-    arms = {
-        name: [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
-        for name, value in zip(names, values, strict=True)
-    }
-    if differing := {word for own in arms.values() for word in own[:-1]}:
-        notes.append(
-            f"{key}: an arm differs in {', '.join(sorted(differing))} too, for the recipe's own suit another {key}"
-        )
+    arms = {name: [f"{key}={value}"] for name, value in zip(names, values, strict=True)}
     question: Any = {
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
@@ -89,10 +76,11 @@ def question_in_a_line(
         "seeds": seeds,
         "equivalence_margin": margin,
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
-        "overrides": common,
+        "overrides": [*overrides],
     }
     question = OmegaConf.create(question)
-    for setting, (value, *more) in values_of(settings).items():
+    for word in settings:
+        setting, (value, *more) = key_of(word), values_of(word)
         if more:
             several = ",".join(map(str, (value, *more)))
             raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
@@ -104,6 +92,30 @@ def question_in_a_line(
         raise UserError(wrong_value(f"margin={given}", {"margin": float}))
     question["equivalence_margin"] = float(given) if isinstance(given, int) else given  # the same name as in Python
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
+
+
+def values_of(override: str) -> list[Any]:
+    """Return the values of an override in Hydra's grammar, several in a sweep. A glob() stays one value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+
+    with explaining([override], {}):
+        (entry,) = OverridesParser.create().parse_overrides([override])
+    value = entry.value()
+    if isinstance(value, ChoiceSweep):
+        return [item.text if isinstance(item, QuotedString) else item for item in value.list]
+    if entry.is_sweep_override() and not isinstance(value, Glob):
+        return [*entry.sweep_string_iterator()]
+    return [value]
+
+
+def for_later(text: str) -> str:
+    """Return text whose ${key} is left for a run, which is composed later."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def is_question(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and Path(word).is_file()
 
 
 def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
@@ -277,38 +289,9 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
         _check_hyperparameters(config, name, values)
+        with error_prefix(f"ablation.arms.{name}"):
+            check_init(runs[name])
     return runs
-
-
-def compose_base(
-    config: AblationConfig, typed: list[str], runs: dict[str, RunConfig], compose: Compose = composed_arm
-) -> RunConfig | None:
-    """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
-
-    What stands in ablation.base comes before the overrides that were `typed`, which change base and arms alike. Raises
-    UserError for a base whose text, model or tokenizer is not that of the arms.
-    """
-    if config.base is None or any(run.init_from for run in runs.values()):
-        for name, run in runs.items():
-            with error_prefix(f"ablation.arms.{name}"):
-                run.check_init()
-        return None
-    own = _by_key(config.base)
-    with error_prefix("ablation.base"):
-        for key in own.keys() & {*RESERVED, "init_from"}:
-            raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
-        base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
-        base.check_init()
-        require(base.max_minutes is None, f"max_minutes={base.max_minutes}", "null: bases are as long in every call")
-    own_settings = flat(asdict(base))
-    _check_lengths({"ablation.base": own_settings})
-    for name, run in runs.items():
-        for key, value in flat(asdict(run)).items():
-            is_shared, own_value = key.startswith(SHARED) and key not in NOT_SHARED, own_settings.get(key)
-            if is_shared and not agrees(key.removeprefix("model."), value, own_value):
-                advice = "they have it in common: choose it among the overrides"
-                raise UserError(f"ablation.base: {key} is {own_value}, that of {name} is {value}; {advice}")
-    return base
 
 
 def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:

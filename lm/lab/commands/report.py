@@ -7,13 +7,15 @@ json=true prints one JSON object with the verdicts of an ablation or of rows, an
 
 import json
 import os
+import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm.cli import this_command
-from lm.cli.compose import compose, parse
-from lm.cli.words import split_words, with_folders
+from lm.cli import started_by
+from lm.cli.arguments import parse, split_words, with_folders
+from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError, error_prefix
 from lm.lab.ablation.settings import ReportConfig
@@ -63,7 +65,7 @@ def _judge(config: ReportConfig) -> int:
         results = judged(rows, config.baseline, config.margin, config.higher)
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     if config.output_dir is not None:
-        write_rows_report(results, Path(config.output_dir), path, this_command())
+        write_rows_report(results, Path(config.output_dir), path, shlex.join([*started_by(), *sys.argv[1:]]))
     print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
     return code
 

@@ -8,16 +8,30 @@ csv=FILE (- is standard output) writes every result.
 
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from lm.cli.compose import parse
-from lm.cli.words import split_words, with_folders
-from lm.errors import UserError
-from lm.lab.commands.runs import RunsConfig
+from lm.cli.arguments import parse, split_words, with_folders
+from lm.errors import UserError, expand_paths, require
 from lm.lab.runs.find import find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from lm.system.files import write_text
 from lm.system.terminal import printable
+
+
+@dataclass(slots=True, kw_only=True)
+class RunsConfig:
+    folder: str = "runs"  # folder that holds runs at any depth
+    where: str | None = None  # conditions on settings and results, as in "where=head.name=tied, val_loss<3.1"
+    sort: str = "val_bpb"  # setting or result to sort by; -KEY: descending
+    plot: str | None = None  # file, .svg or .png, for the curves of all listed runs
+    csv: str | None = None  # file for the list as CSV; -: standard output
+
+    def __post_init__(self) -> None:
+        expand_paths("", self, "folder", "plot", "csv")
+        is_figure = self.plot is None or self.plot.endswith((".svg", ".png"))
+        require(is_figure, f"plot={self.plot}", "a name that ends in .svg or .png")
+
 
 SCHEMA = RunsConfig
 

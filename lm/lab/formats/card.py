@@ -6,8 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config import flat
-from lm.config.identity import is_runtime
+from lm.config import described_settings, flat
 from lm.data.ngram import ngram_figure
 from lm.errors import without_secrets
 from lm.lab.report.pages import render
@@ -90,8 +89,8 @@ def _base_of(settings: dict[str, Any]) -> str | None:
 def _lines(settings: dict[str, Any]) -> str:
     """Every setting that decides the result, as `train` takes it, without the folders of this machine."""
     not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
-    own = {key: value for key, value in settings.items() if not is_runtime(key) and key not in not_typed}
-    own |= {key.removeprefix("asked."): settings[key] for key in settings if key.startswith("asked.")}
+    own = {key: value for key, value in described_settings(settings).items() if key not in not_typed}
+    own |= {key.removeprefix("requested."): settings[key] for key in settings if key.startswith("requested.")}
     if settings.get("init_from"):
         own = {"init_from": settings["init_from"]} | own
         own.pop("tokenizer.path", None)  # it is that of init_from

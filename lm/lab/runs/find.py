@@ -10,9 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.config import flat
-from lm.config.identity import described_settings
+from lm.config import described_settings, flat
 from lm.errors import UserError, without_secrets
+from lm.folder import read_result
 from lm.lab.ablation.settings import RECORD
 from lm.training.run_directory import RunDirectory
 
@@ -95,7 +95,7 @@ def read_run(path: Path, name: str) -> FoundRun:
 
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:
-        settings, result = without_secrets(flat(place.read_config())), place.read_result()
+        settings, result = without_secrets(flat(place.read_config())), read_result(place.result)
         if "data_hash" not in settings:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:

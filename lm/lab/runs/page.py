@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import flat
-from lm.config.identity import RESOLVED, described_settings
+from lm.config import REQUESTED, described_settings, flat
 from lm.data.ngram import ngram_figure
 from lm.errors import UserError
 from lm.folder import read_result
@@ -114,7 +113,7 @@ def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | N
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The settings that differ from the defaults; what is null does nothing and follows from another one."""
     for key, value in described_settings(run.settings).items():
-        if key in RESOLVED or value is None or value == defaults.get(key):
+        if key in REQUESTED or value is None or value == defaults.get(key):
             continue
         if key in defaults or key.startswith("trainer."):
             yield key, to_override_value(value), to_override_value(defaults.get(key))
