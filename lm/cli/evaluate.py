@@ -2,7 +2,7 @@
 
 Without data, on the validation text of the run; with it, on all of the given text, in windows as long as the model's
 context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a glob several texts. details=true
-adds calibration and the loss by the frequency of the target, plot=FILE.svg draws them. document_mask=true scores each
+adds the loss by the frequency of the target, plot=FILE.svg draws it. document_mask=true scores each
 document without those before it, document_mask=false with them; the default is as in training. The table goes to
 standard error, the same numbers as JSON to standard output.
 """

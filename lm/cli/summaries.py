@@ -82,12 +82,11 @@ def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:
 
 
 def detail_tables(scores: list[dict[str, Any]], several: bool) -> Iterator[tuple[str, Rows]]:
-    """Titles and tables: calibration, and the loss by the frequency of the target."""
+    """Titles and tables: the loss by the frequency of the target."""
     for score in scores:
-        if "ece" not in score:
+        if "by_frequency" not in score:
             continue
         place = f" ({score['run']}, {score['text']})" if several else ""
-        yield f"Calibration of the most probable token{place}", _rows(score["calibration"])
         yield f"Loss by the frequency of the target in {score['frequency_in']}{place}", _rows(score["by_frequency"])
 
 

@@ -48,7 +48,7 @@ class EvaluateConfig:
     texts: str | None = None  # in place of data: the paths of several texts, [FILE1,FILE2] or a glob
     seq_len: int | None = None  # tokens of a window, which takes memory; null: the model's context
     document_mask: bool | None = None  # whether attention is kept within documents; null: as in training
-    details: bool = False  # also calibration, and the loss by the frequency of the target
+    details: bool = False  # also the loss by the frequency of the target
     plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
     classes: list[str] = field(default_factory=list)  # your own classes that the model may import: [MODULE.CLASS]
