@@ -87,7 +87,7 @@ class ExportConfig:
 @dataclass(slots=True, kw_only=True)
 class RunsConfig:
     folder: str = "runs"  # holds runs at any depth
-    where: str | None = None  # conditions on settings and results, as in "where=head.name=tied, val_loss<3.1"
+    where: str | None = None  # a query of pandas, names with _ for a dot: 'head_name == "tied" and val_loss < 3.1'
     sort: str = "val_bpb"  # a setting or a result; -KEY: descending
     plot: str | None = None  # an .svg or .png file for the curves of all listed runs
     csv: str | None = None  # a file for the list as CSV; - is standard output
