@@ -1,4 +1,4 @@
-"""List runs with what differs between them: python scripts/runs.py [FOLDER] [where=CONDITIONS] [sort=KEY]"""
+"""List runs with what differs between them: python scripts/runs.py [FOLDER] [where=QUERY] [sort=KEY]"""
 
 from lm.cli.main import main
 

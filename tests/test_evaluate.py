@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,12 @@ from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import load
 from lm.lab.look.views import scored_text
 from lm.lab.measures.details import BINS, Calibration, Details, frequency_bands
+from lm.formats.folder import load_model
+from lm.lab.formats.huggingface import export
+from lm.lab.measures.details import Details, frequency_bands
+from lm.scoring import evaluate_run
+from lm.lab.look.runs import load
+from lm.lab.look.views import scored_text
 from lm.model import Transformer
 from lm.scoring import evaluate_run
 from lm.training.train import train
@@ -103,8 +108,7 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pyte
     assert scores["val_bpb"] == pytest.approx(own["bpb"]) == pytest.approx(float(last["val/bpb"]))
     text = DataConfig(source="json", path=str(tmp_path / "val.jsonl"))
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
-    for part in ("by_frequency", "calibration"):
-        assert sum(row["tokens"] for row in own[part]) == own["tokens"]
+    assert sum(row["tokens"] for row in own["by_frequency"]) == own["tokens"]
     monkeypatch.setattr("lm.lab.look.views.PASSAGE", 64)  # tokens
     shown = [load("run", tmp_path / "run")]
     passages = [scored_text(shown, "", i) for i in range(scored_text(shown, "")["n_passages"])]
@@ -138,33 +142,6 @@ def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> No
     assert not list((place / "killed/tokens").iterdir())
 
 
-def test_calibration_equals_a_computation_with_numpy() -> None:
-    rng = np.random.default_rng(0)
-    logits, targets = rng.normal(0, 3, (500, 7)).astype(np.float32), rng.integers(7, size=500)
-    logits[3], targets[3] = [200, 0, 0, 0, 0, 0, 0], 0  # the confidence is 1
-    targets[::9] = IGNORED
-    calibration = Calibration()
-    for part in np.split(np.arange(500), [100, 101, 400]):
-        calibration.add(torch.from_numpy(logits[part]), torch.from_numpy(targets[part]))
-
-    scored = targets != IGNORED
-    p = np.exp(logits.astype(np.float64))[scored]
-    p /= p.sum(1, keepdims=True)
-    confidence, right = p.max(1), p.argmax(1) == targets[scored]
-    edges = np.linspace(0, 1, BINS + 1)
-    inside = [(confidence >= low) & ((confidence < high) | (high == 1)) for low, high in pairwise(edges)]
-    expected = [
-        (low, bin.sum(), confidence[bin].mean(), right[bin].mean())
-        for low, bin in zip(edges[:-1], inside, strict=True)
-        if any(bin)
-    ]
-    rows = [tuple(row[key] for key in ("from", "tokens", "confidence", "accuracy")) for row in calibration.bins()]
-    assert np.array(rows) == pytest.approx(np.array(expected), rel=1e-5)
-    by_hand = sum(bin.mean() * abs(confidence[bin].mean() - right[bin].mean()) for bin in inside if any(bin))
-    assert calibration.error == pytest.approx(by_hand, rel=1e-5)
-    assert calibration.error > 0.3, "the targets are random"
-
-
 def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
     train_tokens = np.repeat(np.arange(8, dtype=np.uint16), [40, 35, 30, 9, 9, 9, 1, 0])
     logits, targets = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 8
@@ -194,9 +171,7 @@ def test_the_bands_of_a_run_are_those_of_its_diagnostics(place: Path) -> None:
         key: float(value) for key, value in last.items() if key.startswith("loss/") and value
     }
     assert sum(row["loss"] * row["tokens"] for row in rows) / scores["tokens"] == pytest.approx(scores["loss"])
-    bins = scores["calibration"]
-    assert sum(row["tokens"] for row in bins) == sum(row["tokens"] for row in rows) == scores["tokens"]
-    assert sum(row["accuracy"] * row["tokens"] for row in bins) / scores["tokens"] == pytest.approx(scores["top1"])
+    assert sum(row["tokens"] for row in rows) == scores["tokens"]
 
 
 # --- what is printed
@@ -207,8 +182,8 @@ def test_one_run_and_one_text_are_an_object(place: Path, capsys: pytest.CaptureF
     assert list(plain) == PLAIN == [line.split()[0] for line in table.splitlines()]
     detailed, table = answer(asked(place, details=True), capsys)
     assert {key: detailed[key] for key in PLAIN} == plain
-    assert list(detailed) == [*PLAIN, "ece", "calibration", "frequency_in", "by_frequency"]
-    assert f"{detailed['ece']:.4f}" in table
+    assert list(detailed) == [*PLAIN, "frequency_in", "by_frequency"]
+    assert f"{detailed['by_frequency'][0]['loss']:.4f}" in table
     assert "of the target in the training text" in table
 
 
@@ -238,7 +213,7 @@ def test_several_are_a_list_a_table_and_a_figure(
         assert f"{row['loss']:.4f}" in line
     assert len({row["loss"] for row in scores}) == 4
     labels = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
-    assert {"Calibration", "Loss by frequency"} <= {*labels}
+    assert "Loss by frequency" in labels
     (alone,), _ = answer(asked(place, run_dir=f"[{place}/a]"), capsys)
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
 

@@ -116,14 +116,13 @@ def test_runs_of_different_texts_are_apart(tmp_path: Path) -> None:
 def test_conditions_and_order(folder: Path) -> None:
     runs = find_runs(folder)
     for conditions, expected in {
-        "val_loss<3.1": ["tied-0"],
-        "val_loss<=3.1": ["tied-0", "tied-1"],
-        "head.name=untied, seed>0": ["untied-1"],
-        "head.name != tied,status=finished": ["untied-0", "untied-1"],
-        "optim.betas=[0.9,0.95], head.name=tied": ["cells/late", "cells/off", "tied-0", "tied-1"],
-        "head.embedding_std=2e-2, val_loss>=3.1": ["tied-1"],
-        "checkpoint.best=false, head.untie_at=null, seed=3": ["cells/off"],
-        "n_params_by_role.embedding==1, run=tied-1": ["tied-1"],
+        "val_loss < 3.05": ["tied-0"],
+        "val_loss <= 3.1": ["tied-0", "tied-1"],
+        "head_name == 'untied' and seed > 0": ["untied-1"],
+        "head_name != 'tied' and status == 'finished'": ["untied-0", "untied-1"],
+        "checkpoint_best == False and head_untie_at.isna() and seed == 3": ["cells/off"],
+        "n_params_by_role_embedding == 1 and run == 'tied-1'": ["tied-1"],
+        "val_loss.isna() and status != 'broken'": ["cells/late", "cells/off"],
     }.items():
         assert sorted(names(where(runs, conditions))) == expected, conditions
     assert names(ordered(runs, "val_loss"))[:4] == ["tied-0", "tied-1", "untied-0", "untied-1"]
@@ -138,8 +137,9 @@ def test_a_mistake_about_runs_is_named(folder: Path) -> None:
     """Others: tests/test_cli.py."""
     (folder / "cells/late/checkpoints").mkdir()
     for word, key in (
-        ("where=val_loss", "where=val_loss: "),
-        ("where=val_loss<low", "where=val_loss<low: "),
+        ("where=val_loss", "where=val_loss: KeyError: "),
+        ("where=val_loss<low", "where=val_loss<low: UndefinedVariableError: name 'low' is not defined$"),
+        ("where=val_loss <", "where=val_loss <: SyntaxError: "),
         ("sort=val_los", "sort: val_los "),
         (f"folder={folder}/cells/late/checkpoints", f"folder={folder}/cells/late/checkpoints: "),
     ):
@@ -148,7 +148,7 @@ def test_a_mistake_about_runs_is_named(folder: Path) -> None:
 
 
 def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line, top = [f"folder={folder}", "where=status=finished"], folder.parent
+    line, top = [f"folder={folder}", "where=status == 'finished'"], folder.parent
     command.run([*line, f"plot={top / 'a picture.svg'}"])
     words = {element.text for element in ElementTree.parse(top / "a picture.svg").iter() if element.text}
     assert {"tied seed=0", "tied seed=1", "untied seed=0", "untied seed=1", "training tokens"} <= words

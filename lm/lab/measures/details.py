@@ -1,4 +1,4 @@
-"""What the scores of a text consist of: the loss by the frequency of the target, and the calibration of the model."""
+"""What the score of a text consists of: the loss by the frequency of the target."""
 
 from typing import Any, Protocol
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from lm.data.batches import IGNORED
 
 BANDS = 5  # of frequency
-BINS = 10  # of confidence
 CHUNK = 1 << 22  # tokens counted at a time
 
 
@@ -31,45 +30,6 @@ class NLLByTarget:
         ids = targets[scored].cpu().numpy()
         self.total_nll += np.bincount(ids, nll[scored].cpu().numpy(), len(self.total_nll))
         self.counts += np.bincount(ids, minlength=len(self.counts))
-
-
-class Calibration:
-    """Whether the most probable token is right as often as its probability, the confidence, says (Guo et al., 2017).
-
-    Targets are counted in BINS bins of equal width, by confidence: `counts`, `confidence` and `correct` (BINS,) are
-    their number, the sum of their confidences and how many of their most probable tokens are right.
-    """
-
-    def __init__(self) -> None:
-        self.counts, self.confidence, self.correct = np.zeros(BINS, np.int64), np.zeros(BINS), np.zeros(BINS, np.int64)
-
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        largest, predicted = logits.max(-1)
-        scored = targets != IGNORED
-        confidence = (largest - logits.logsumexp(-1)).exp()[scored].cpu().numpy()
-        bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)  # a confidence of 1 is in the last bin
-        self.counts += np.bincount(bins, minlength=BINS)
-        self.confidence += np.bincount(bins, confidence, BINS)
-        self.correct += np.bincount(bins, (predicted == targets)[scored].cpu().numpy(), BINS).astype(np.int64)
-
-    @property
-    def error(self) -> float:
-        """The expected calibration error: the mean over all targets of their bin's |confidence - accuracy|."""
-        return float(np.abs(self.confidence - self.correct).sum() / self.counts.sum())
-
-    def bins(self) -> list[dict[str, float]]:
-        """The bins that are not empty, each with its bounds, its targets, their mean confidence and accuracy."""
-        return [
-            {
-                "from": i / BINS,
-                "to": (i + 1) / BINS,
-                "tokens": int(n),
-                "confidence": float(self.confidence[i] / n),
-                "accuracy": float(self.correct[i] / n),
-            }
-            for i, n in enumerate(self.counts)
-            if n
-        ]
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -114,23 +74,13 @@ def by_frequency(nll: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]
     return rows
 
 
-class Details:
-    """The measures of `evaluate details=true`, and what they add to the scores."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.by_target, self.calibration = NLLByTarget(vocab_size), Calibration()
-
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        self.by_target.add(logits, targets)
-        self.calibration.add(logits, targets)
+class Details(NLLByTarget):
+    """The measure of `evaluate details=true`, and what it adds to the scores."""
 
     def scores(self, train: np.ndarray | None) -> dict[str, Any]:
         """`train` (n,): the tokens in which frequencies are counted; None: in the scored ones."""
-        vocab_size = len(self.by_target.counts)
-        counts = self.by_target.counts if train is None else token_counts(train, vocab_size)
+        counts = self.counts if train is None else token_counts(train, len(self.counts))
         return {
-            "ece": self.calibration.error,
-            "calibration": self.calibration.bins(),
             "frequency_in": "the scored text" if train is None else "the training text",
-            "by_frequency": by_frequency(self.by_target, counts),
+            "by_frequency": by_frequency(self, counts),
         }

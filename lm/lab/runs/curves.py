@@ -11,6 +11,9 @@ from matplotlib.figure import Figure
 from lm.errors import UserError
 from lm.lab.report.figures import NAME, SOFT, axis_limits, legend, line_styles, panels, save, tokens_axis
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
+from lm.config import UserError
+from lm.lab.report.figures import NAME, axis_limits, legend, line_styles, panels, save, tokens_axis
+from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import METRICS, read_rows
 
@@ -76,18 +79,14 @@ def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
 
 
 def draw_scores(scores: list[dict[str, Any]]) -> Figure:
-    """Both panels, with a line for each run and text."""
-    figure, (above, below) = panels(2, 2.6, 0.4)
-    above.plot([0, 1], [0, 1], color=SOFT, linewidth=1)  # where confidence equals accuracy
+    """Draw a line for each run and text."""
+    figure, (axes,) = panels(1, 2.6, 0.4)
     for score, name, style in zip(scores, _score_names(scores), line_styles(range(len(scores))).values(), strict=True):
-        options = asdict(style) | {"label": name}
-        bins, bands = score["calibration"], score["by_frequency"]
-        above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **options)
-        below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **options)
-    above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
-    below.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
-    below.set_xticks(range(1, 6))
-    legend(figure, above)
+        bands = score["by_frequency"]
+        axes.plot([row["band"] for row in bands], [row["loss"] for row in bands], **asdict(style), label=name)
+    axes.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
+    axes.set_xticks(range(1, 6))
+    legend(figure, axes)
     return figure
 
 

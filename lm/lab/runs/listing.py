@@ -2,13 +2,13 @@
 
 import difflib
 import math
-import operator
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from lm.errors import UserError, without_secrets
+from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
+from lm.config import UserError
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
@@ -26,31 +26,24 @@ HEADS = {
 }
 WIDTH = 32  # of a cell; a hash says enough in a quarter of it
 
-CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
-NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
-ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
+def where(runs: Sequence[FoundRun], query: str | None) -> list[FoundRun]:
+    """Return the runs that meet a query of pandas over their settings and results, whose names have _ for each dot.
 
-def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
-    """The runs that meet all of the conditions, which are separated by commas. Raises UserError naming a wrong one.
-
-    A run without a value meets a condition on it only if that says `=null`, or `!=` something else.
+    Raises UserError with what pandas says of the query.
     """
-    matching = list(runs)
-    for condition in NEXT.split(conditions) if conditions else ():
-        if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
-            raise UserError(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
-        key, sign, wanted = without_secrets([*parts.groups()])  # addresses of runs are shown without, too
-        check_key("where", key, runs)
-        if sign in ORDER:
-            try:
-                least = float(wanted)
-            except ValueError:
-                raise UserError(f"where={condition.strip()}: {wanted} is no number") from None
-            matching = [run for run in matching if is_number(run[key]) and ORDER[sign](run[key], least)]
-        else:
-            matching = [run for run in matching if _equal(run[key], wanted) != (sign == "!=")]
-    return matching
+    if query is None:
+        return list(runs)
+    import pandas as pd  # which takes a second
+
+    names = dict.fromkeys([*RESULTS, *(name for run in runs for name in run.names())])
+    frame = pd.DataFrame([{name.replace(".", "_"): run[name] for name in names} for run in runs])
+    scores = [name.replace(".", "_") for name in RESULTS]
+    frame[scores] = frame[scores].astype(float)  # unfinished runs have none
+    try:
+        return [runs[i] for i in frame.query(query, engine="python").index]
+    except Exception as error:  # pandas raises what Python's parser and operators raise, among others
+        raise UserError(f"where={query}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
@@ -86,13 +79,6 @@ def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _equal(value: Any, text: str) -> bool:
-    try:
-        return float(text) == value if is_number(value) else to_override_value(value) == text
-    except ValueError:
-        return False
 
 
 # --- a table
