@@ -28,7 +28,7 @@ from lm.cli.question import (
     QuestionFile,
     choose,
     compose_arms,
-    compose_base,
+    compose_seeds,
     confirmation,
     question_in_a_line,
     read_question,
@@ -56,7 +56,7 @@ def program(config: DictConfig) -> None:
     overrides = current_overrides()
     ablation = to_dataclass(config, overrides, AblateConfig)
     runs = compose_arms(ablation.ablation, ablation.overrides)
-    base = compose_base(ablation.ablation, ablation.overrides, runs)
+    seeded = compose_seeds(ablation.ablation, ablation.overrides, runs)
     ablation.overrides = [word for word in ablation.overrides if not is_verb(word)]
     if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
@@ -85,7 +85,7 @@ def program(config: DictConfig) -> None:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin, unit=unit), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
-        results = ablate(ablation, runs, this_command(), on_plan, base)
+        results = ablate(ablation, runs, this_command(), on_plan, seeded)
     if ablation.plan_only:
         return
     print_results(results, ablation.json)

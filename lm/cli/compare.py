@@ -10,7 +10,7 @@ import pandas as pd
 from lm.ablation.results import Results
 from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import explaining, kinds_of
-from lm.cli.question import MARGIN, SEEDS, choose, compose_arms, question_in_a_line, write_question
+from lm.cli.question import MARGIN, SEEDS, choose, compose_arms, compose_seeds, question_in_a_line, write_question
 from lm.cli.recipe import tell
 from lm.cli.words import with_text
 from lm.config import RunConfig, require
@@ -60,7 +60,9 @@ def compare(
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
     tell()
-    results = ablate(config, compose_arms(config.ablation, config.overrides), f"compare({change!r})")
+    runs = compose_arms(config.ablation, config.overrides)
+    seeded = compose_seeds(config.ablation, config.overrides, runs)
+    results = ablate(config, runs, f"compare({change!r})", seeded=seeded)
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
     return _answer(results, frames.contrasts(results.folder), results.folder)
 

@@ -24,11 +24,12 @@ from lm.cli.compose import compose, for_later
 from lm.cli.mistakes import LOADED, explaining, kinds_of, wrong_value
 from lm.cli.recipe import notes, replacing, values_of, with_recipe
 from lm.config import RunConfig, UserError, require
-from lm.config.ablation import MOST_SEEDS, AblationConfig
+from lm.config.ablation import MOST_SEEDS, SEED, AblationConfig
 from lm.config.checks import error_prefix, reading, without_secrets
 from lm.config.identity import flat, key_of
+from lm.config.model import TOKENIZER
 from lm.data.paths import check_paths
-from lm.formats.base import agrees
+from lm.formats.base import read_base
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
@@ -47,8 +48,6 @@ RESERVED = {
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 NOT_OF_AN_ARM = RESERVED | dict.fromkeys(LENGTH, SET_BY_BUDGET)
 TUNABLE = ("optim.", "head.", "model.")
-SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
-NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
 
 
 def question_in_a_line(
@@ -227,7 +226,6 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
         "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base,
         "overrides": [*record.common, *record.overrides, *steps],
     }
 
@@ -272,7 +270,9 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            runs[name] = _not_by_length(compose([*(common | own).values()]))
+            words = _of_seed([*(common | own).values()], config.seeds_of(name)[0])
+            runs[name] = _not_by_length(compose(words))
+            runs[name].check_init()
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
@@ -280,35 +280,33 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
     return runs
 
 
-def compose_base(
+def compose_seeds(
     config: AblationConfig, typed: list[str], runs: dict[str, RunConfig], compose: Compose = composed_arm
-) -> RunConfig | None:
-    """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return, by arm and seed, the settings in which {seed} in an override makes a run differ from that of `runs`.
 
-    What stands in ablation.base comes before the overrides that were `typed`, which change base and arms alike. Raises
-    UserError for a base whose text, model or tokenizer is not that of the arms.
+    Raises UserError, also where the models that an arm starts from have different tokenizers.
     """
-    if config.base is None or any(run.init_from for run in runs.values()):
-        for name, run in runs.items():
-            with error_prefix(f"ablation.arms.{name}"):
-                run.check_init()
-        return None
-    own = _by_key(config.base)
-    with error_prefix("ablation.base"):
-        for key in own.keys() & {*RESERVED, "init_from"}:
-            raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
-        base = _not_by_length(compose([*(_by_key([*config.overrides, *typed]) | own).values()]))
-        base.check_init()
-        require(base.max_minutes is None, f"max_minutes={base.max_minutes}", "null: bases are as long in every call")
-    own_settings = flat(asdict(base))
-    _check_lengths({"ablation.base": own_settings})
+    seeded = dict[tuple[str, int], dict[str, Any]]()
     for name, run in runs.items():
-        for key, value in flat(asdict(run)).items():
-            is_shared, own_value = key.startswith(SHARED) and key not in NOT_SHARED, own_settings.get(key)
-            if is_shared and not agrees(key.removeprefix("model."), value, own_value):
-                advice = "they have it in common: choose it among the overrides"
-                raise UserError(f"ablation.base: {key} is {own_value}, that of {name} is {value}; {advice}")
-    return base
+        words = [*(_by_key([*config.overrides, *typed]) | _by_key(config.arms[name])).values()]
+        for seed in config.seeds_of(name) if any(SEED in word for word in words) else ():
+            with error_prefix(f"ablation.arms.{name}"):
+                own = _not_by_length(compose(_of_seed(words, seed)))
+                if _tokenizer_of(own) != _tokenizer_of(run):
+                    raise UserError(f"init_from={own.init_from}: has another tokenizer than {run.init_from}")
+            first = flat(asdict(run))
+            seeded[name, seed] = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
+    return seeded
+
+
+def _of_seed(words: Sequence[str], seed: int) -> list[str]:
+    return [word.replace(SEED, str(seed)) for word in words]
+
+
+def _tokenizer_of(run: RunConfig) -> str | None:
+    """Return the hash of the tokenizer of the model that a run starts from, if there is one."""
+    return read_base(run.init_from).settings.sha256.get(TOKENIZER) if run.init_from else None
 
 
 def _not_by_length(run: RunConfig) -> RunConfig:

@@ -18,7 +18,7 @@ from lm.ablation.executors import Ending, Executor
 from lm.ablation.plan import Plan, RunSpec, Step
 from lm.ablation.record import REPORTED, Failure, read_record
 from lm.ablation.results import Results
-from lm.cli.question import compose_arms, compose_base
+from lm.cli.question import compose_arms, compose_seeds
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
 from lm.model import Transformer, size
@@ -69,14 +69,14 @@ class Lab:
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
-        base = compose_base(ablation, list(typed), runs, _compose)
+        seeded = compose_seeds(ablation, list(typed), runs, _compose)
 
         def on_plan(plan: Plan, step: Step, results: Results) -> None:
             self.plans.append(plan)
             self.steps.append(step)
             self.tables.append(plan_table(plan, step, results))
 
-        return ablate(config, runs, "the command", on_plan, base)
+        return ablate(config, runs, "the command", on_plan, seeded)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
         """The plan alone."""
