@@ -34,13 +34,7 @@ from lm.folder import load_model
 from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import load
 from lm.lab.look.views import scored_text
-from lm.lab.measures.details import BINS, Calibration, Details, frequency_bands
-from lm.formats.folder import load_model
-from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
-from lm.scoring import evaluate_run
-from lm.lab.look.runs import load
-from lm.lab.look.views import scored_text
 from lm.model import Transformer
 from lm.scoring import evaluate_run
 from lm.training.train import train

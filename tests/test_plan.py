@@ -110,11 +110,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
-        ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
-        ({"base": ["max_minutes=1"]}, [], "ablation.base: max_minutes=1.0: expected null"),
-        ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
-        ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),
-        ({"base": [], "arms": {"base": [], "untied": []}, "baseline": "base"}, [], "ablation.arms.base"),
     ],
 )
 def test_what_gives_no_answer_is_refused_by_its_key(planner: Lab, changes: dict, typed: list[str], key: str) -> None:

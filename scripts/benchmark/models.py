@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
-from lm.errors import UserError
 from lm.data.tokenizer import byte_tokenizer
+from lm.errors import UserError
 from lm.lab.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import fast_attention

@@ -20,7 +20,7 @@ from lm.lab.ablation.plan import Plan, RunSpec, Step
 from lm.lab.ablation.record import REPORTED, Failure, read_record
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.settings import AblateConfig, AblationConfig
-from lm.lab.commands.question import compose_arms, compose_base
+from lm.lab.commands.question import compose_arms, compose_seeds
 from lm.model import Transformer, size
 from tests.helpers.runs import composed
 
@@ -69,14 +69,14 @@ class Lab:
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
-        base = compose_base(ablation, list(typed), runs, _compose)
+        seeded = compose_seeds(ablation, list(typed), runs, _compose)
 
         def on_plan(plan: Plan, step: Step, results: Results) -> None:
             self.plans.append(plan)
             self.steps.append(step)
             self.tables.append(plan_table(plan, step, results))
 
-        return ablate(config, runs, "the command", on_plan, base)
+        return ablate(config, runs, "the command", on_plan, seeded)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
         """The plan alone."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
@@ -17,9 +18,8 @@ from lm.errors import UserError
 from lm.lab.ablation.arms import time_steps
 from lm.lab.ablation.contrasts import level_of
 from lm.lab.ablation.executors import EXECUTORS, execute
-from lm.lab.ablation.plan import Plan, RunSpec, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
+from lm.lab.ablation.plan import Plan, RunSpec, Seeded, Step, lost_to_new_code, make_plan, next_runs, now, seconds_to_go
 from lm.lab.ablation.record import (
-    BASE,
     TRIAL,
     UNUSED,
     AblationRecord,
@@ -45,20 +45,20 @@ def ablate(
     runs: dict[str, RunConfig],
     command: str,
     on_plan: Callable[[Plan, Step, Results], None] = lambda plan, step, results: None,
-    base: RunConfig | None = None,
+    seeded: Seeded = MappingProxyType({}),
 ) -> Results:
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
 
-    `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
+    `runs` has the configuration of each arm, `seeded` its settings that depend on the seed; `on_plan` is called before
     anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     executor = EXECUTORS[config.executor](config, folder)
-    plan = make_plan(config, runs, base, before, RunReader(folder), command, executor.default_workers)
+    plan = make_plan(config, runs, seeded, before, RunReader(folder), command, executor.default_workers)
     step = next_runs(plan)
     if step.missing:
-        time_steps([*plan.arms.values(), *filter(None, [plan.base])])
+        time_steps(plan.arms.values())
     if not config.plan_only and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     results = results_of(step.record, plan.reader)
@@ -153,9 +153,6 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
     if most:
         more = f" to {most}" if most > least else ""
         lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on"]
-    if plan.base:
-        n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
-        lines += [f"{n} base runs, one for each seed, {missing} to be made"]
     if alone := len(results.rows_alone()):
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]

@@ -13,7 +13,15 @@ from lm.config import RunConfig
 from lm.errors import error_prefix, require
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.settings import AblateConfig
-from lm.lab.commands.question import MARGIN, SEEDS, choose, compose_arms, question_in_a_line, write_question
+from lm.lab.commands.question import (
+    MARGIN,
+    SEEDS,
+    choose,
+    compose_arms,
+    compose_seeds,
+    question_in_a_line,
+    write_question,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,9 @@ def compare(
     question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, seeds, margin)
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
-    results = ablate(config, compose_arms(config.ablation, config.overrides), f"compare({change!r})")
+    runs = compose_arms(config.ablation, config.overrides)
+    seeded = compose_seeds(config.ablation, config.overrides, runs)
+    results = ablate(config, runs, f"compare({change!r})", seeded=seeded)
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
     return _answer(results, frames.contrasts(results.folder), results.folder)
 

@@ -23,7 +23,7 @@ from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.lab.ablation.arms import Arm, Arms, build_arms, change, set_steps, time_steps
 from lm.lab.ablation.contrasts import ENDED
-from lm.lab.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
+from lm.lab.ablation.record import FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
 from lm.lab.ablation.results import RunReader, designs_seen, results_of
 from lm.lab.ablation.settings import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.lab.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
@@ -32,6 +32,7 @@ from lm.system.files import json_sha256
 
 HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
+Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # by arm and seed
 Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
 
 
@@ -41,7 +42,6 @@ class RunSpec(Run):
 
     run: RunConfig  # its run_dir is absolute
     identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
-    base: "RunSpec | None" = None  # that it starts from
 
     @property
     def files(self) -> RunFiles:
@@ -62,10 +62,10 @@ class Plan:
 
     config: AblationConfig
     arms: Arms
-    base: Arm | None  # of the runs that the arms start from, one for each seed
     reader: RunReader  # of the results that there are
     record: AblationRecord  # what is asked; its arms and runs follow from a step
     before: AblationRecord  # of an earlier call
+    seeded: Seeded  # the settings of an arm that depend on the seed of the run
     specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)  # those that were asked for
 
     def spec(self, purpose: str, arm: Arm, seed: int, budget: str, values: Settings) -> RunSpec:
@@ -73,17 +73,15 @@ class Plan:
         key = (purpose, arm.name, seed, steps, *values.items())
         if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
             own_seed = seed + self.config.seed_offsets.get(arm.name, 0) if purpose == REPORTED else seed
-            base = self.spec(BASE, self.base, own_seed, "own", {}) if self.base and purpose != BASE else None
-            after = base and base.run_dir
-            start = {"init_from": str(self.reader.folder / after)} if after else {}
             length = {"trainer.max_steps": steps, "trainer.max_epochs": None, "max_tokens": None, "max_minutes": None}
-            run = change(arm.run, {**values, **length, "seed": own_seed, **start})
+            of_seed = self.seeded.get((arm.name, own_seed), {})
+            run = change(arm.run, {**of_seed, **values, **length, "seed": own_seed})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-            name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
+            name = json_sha256({"config": settings, **arm.identity})[:10]
             run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"
             run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
-            about: dict[str, Any] = {"seed": seed, "steps": steps, "values": values, "after": after, "run_dir": run_dir}
-            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity, base=base)
+            about: dict[str, Any] = {"seed": seed, "steps": steps, "values": values, "run_dir": run_dir}
+            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity)
         return self.specs[key]
 
     def reported(self, seeds: Sequence[int], tuned: Tuned) -> list[RunSpec]:
@@ -117,7 +115,7 @@ class Plan:
 class Step:
     """What is to be made next, and what the results that there are have decided."""
 
-    todo: list[RunSpec]  # independent of each other: they have no result, and what they start from is there
+    todo: list[RunSpec]  # independent of each other: they have no result
     missing: list[RunSpec]  # all that are known to be needed and have no result
     runs: list[RunSpec]  # all that are asked for; those of an untuned arm under names that will change
     record: AblationRecord  # of what is asked, with what has been decided: settings and seeds
@@ -129,29 +127,23 @@ def next_runs(plan: Plan) -> Step:
     trials, tuned, n_trials = _search(plan)
     seeds, up_to_look = _looks(plan, trials, tuned)
     asked = [*trials, *plan.reported(seeds, tuned)]
-    bases = {run.after: run.base for run in asked if run.base}
-    absent = {name: base for name, base in bases.items() if not (base.files.run_dir / "result.json").exists()}
-    missing, ready = ([run for run in runs if plan.is_missing(run)] for runs in (asked, [*trials, *up_to_look]))
-    needed, first = ({run.after: absent[run.after] for run in runs if run.after in absent} for runs in (missing, ready))
-    to_train = [base for base in first.values() if plan.reader.outcome(base.run_dir).status != "diverged"]
     return Step(
-        todo=[*to_train, *(run for run in ready if run.after not in absent)],
-        missing=[*needed.values(), *missing],
-        runs=[*bases.values(), *asked],
-        record=_record(plan, tuned, [*bases.values(), *asked], seeds),
+        todo=[run for run in (*trials, *up_to_look) if plan.is_missing(run)],
+        missing=[run for run in asked if plan.is_missing(run)],
+        runs=asked,
+        record=_record(plan, tuned, asked, seeds),
         n_trials=n_trials,
     )
 
 
 def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
     """The least and the greatest duration of what is missing, on so many workers as the plan has."""
-    arms = plan.arms | ({BASE: plan.base} if plan.base else {})
     untuned = [plan.arms[name] for name in step.record.untuned()]
     trials = [arm.seconds(arm.steps[plan.config.budget]) for arm in untuned]
     mean = sum(trials) / len(trials) if trials else 0.0
     is_open = {arm.name for arm in untuned}
     decided = sum(
-        arms[run.arm].seconds(run.steps) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open
+        plan.arms[run.arm].seconds(run.steps) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open
     )
     least, most = ((decided + mean * n) / plan.record.workers for n in step.n_trials)
     return least, most
@@ -200,7 +192,7 @@ def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int])
     arms = {name: part(ArmRecord, arm) for name, arm in plan.arms.items()}
     for name, (settings, centre) in tuned.items():
         arms[name] = replace(arms[name], tuned=settings, centre=centre)
-    rows = sorted((part(Run, run) for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))
+    rows = sorted((part(Run, run) for run in runs), key=lambda run: (run.purpose, [*arms].index(run.arm)))
     return replace(plan.record, seeds=seeds, arms=arms, runs=rows)
 
 
@@ -308,17 +300,17 @@ def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[in
 def make_plan(
     config: AblateConfig,
     runs: dict[str, RunConfig],
-    base: RunConfig | None,
+    seeded: Seeded,
     before: AblationRecord | None,
     reader: RunReader,
     command: str,
     default_workers: Callable[[int], int],
 ) -> Plan:
-    """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call; `default_workers` is asked with the threads of a run. Raises UserError.
+    """`runs` has the configuration of each arm, `seeded` the settings that depend on the seed, `before` the record of
+    an earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError.
     """
-    ablation, base_arm, texts = config.ablation, None, dict[str, TextData]()
-    most_threads = max((run.threads for run in (*runs.values(), base) if run and run.threads), default=1)
+    ablation, texts = config.ablation, dict[str, TextData]()
+    most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
     earlier = before or AblationRecord(**question_of(ablation))
     arms = build_arms(ablation, runs, threads, earlier.arms, texts)
@@ -336,7 +328,6 @@ def make_plan(
         **question_of(ablation),
         overrides=config.overrides,
         common=ablation.overrides,
-        base=ablation.base if base_arm else None,
         pairs=ablation.pairs(),
         designs_seen=designs_seen(before, reader) if before else [],
         begun=earlier.begun or now(),
@@ -348,7 +339,7 @@ def make_plan(
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    return Plan(ablation, arms, base_arm, reader, record, earlier)
+    return Plan(ablation, arms, reader, record, earlier, seeded)
 
 
 def now() -> str:

@@ -25,23 +25,21 @@ CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as publishe
 DESIGN = (
     *(item.name for item in fields(Question) if item.name not in ("name", "question", "metric")),
     "common",
-    "base",
 )
-BASE, TRIAL, REPORTED, UNUSED = "base", "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
-FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
+TRIAL, REPORTED, UNUSED = "trial", "reported", "unused"  # purposes of runs; the last: of rows alone
+FOLDERS = {TRIAL: "trials", REPORTED: "cells"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A run of an ablation: a row of ablation.json and, with what became of it, of results.csv."""
 
-    purpose: str  # base: others start from it; trial: tuning tries settings; reported: verdicts rest on it
-    arm: str  # of a base: base
+    purpose: str  # trial: tuning tries settings; reported: verdicts rest on it
+    arm: str
     seed: int  # of a reported run that of the pair; an arm with seeds of its own adds its offset
     steps: int
     values: dict[str, float] = field(default_factory=dict)  # of the tuned hyperparameters
     search: int = 0  # of a trial: the last search of its arm that it belongs to; 0 is the first
-    after: str | None = None  # run_dir of the base that it starts from
     run_dir: str  # relative to the ablation's folder: a folder of FOLDERS, and its name
 
 
@@ -75,10 +73,9 @@ class AblationRecord(Question):
 
     overrides: list[str] = field(default_factory=list)  # of the command line
     common: list[str] = field(default_factory=list)  # overrides of all arms in the ablation's own configuration
-    base: list[str] | None = None  # overrides of the runs that the arms start from; None: there are none
     pairs: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
+    runs: list[Run] = field(default_factory=list)  # trials, reported runs
     begun: str = ""
     ended: str | None = None
     designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict
@@ -90,7 +87,7 @@ class AblationRecord(Question):
     versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("overrides", "common", "base", "command"):
+        for key in ("overrides", "common", "command"):
             setattr(self, key, without_secrets(getattr(self, key)))
 
     def of(self, purpose: str) -> list[Run]:

@@ -19,9 +19,9 @@ import pandas as pd
 from lm.cli.arguments import key_of
 from lm.lab.ablation import figures
 from lm.lab.ablation.contrasts import percent
-from lm.lab.ablation.record import BASE, REPORTED, TRIAL, UNUSED, RunFiles, design_of, is_locked
+from lm.lab.ablation.record import REPORTED, TRIAL, UNUSED, RunFiles, design_of, is_locked
 from lm.lab.ablation.results import POINT, SCORES, Results
-from lm.lab.ablation.settings import BUDGET_NAMES, METRICS, RUN_METRICS
+from lm.lab.ablation.settings import BUDGET_NAMES, METRICS, RUN_METRICS, SEED
 from lm.lab.ablation.statistics import interval
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
@@ -36,7 +36,7 @@ ALT = {  # what is read aloud in place of a figure
 }
 SCHEMA_VERSION = 1  # of report.json
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
-PURPOSES = (REPORTED, TRIAL, BASE, UNUSED)
+PURPOSES = (REPORTED, TRIAL, UNUSED)
 WHO = ("arm", "purpose", "seed", "budget", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
 WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
@@ -157,12 +157,10 @@ def facts_of_metric(results: Results) -> Iterator[tuple[str, str]]:
 def _start(results: Results) -> str:
     """What a seed sets, and so what the intervals cover."""
     record = results.record
-    if record.base is not None:
-        losses = results.of(BASE)["val_loss"].dropna()
-        reached = f", with a mean validation loss of {losses.mean():.4f}" if len(losses) else ""
+    if any(word.startswith("init_from=") and SEED in word for word in (*record.common, *record.overrides)):
         return (
-            f"all runs of a seed start from one trained model ({' '.join(record.base)}{reached}), which has the same "
-            "seed, so that intervals cover the differences between such models; a seed also sets the order of the data"
+            "all runs of a seed start from one trained model, that of the seed, so that intervals cover the "
+            "differences between such models; a seed also sets the order of the data"
         )
     loaded = {(arm.settings.get("init_from"), arm.settings.get("init_sha256")) for arm in record.arms.values()}
     if len(loaded) == 1 and (start := loaded.pop())[0]:
@@ -256,8 +254,6 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         counts = Counter(done[key].astype("string").fillna("unknown").str[:40])  # of a hash as much as tells it
         values = [value if len(counts) == 1 else f"{value} ({n} of {len(done)} runs)" for value, n in counts.items()]
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
-    for base in results.of(BASE).dropna(subset="val_loss").itertuples():
-        yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}"
     yield "resumed after an interruption", f"{(done['resumed_from'].fillna('') != '').sum()} of {len(done)}"
     spent = [duration(frame["seconds"].sum()) for frame in (done, results.trials)]
     yield "computing time", f"reported runs {spent[0]}; search trials {spent[1]}"
@@ -296,7 +292,7 @@ def comparison_table(results: Results) -> str:
 def results_frame(results: Results) -> pd.DataFrame:
     """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
 
-    reported: what the verdicts rest on; trial: of the tuning; base: what others start from; unused: made for other
+    reported: what the verdicts rest on; trial: of the tuning; unused: made for other
     settings, code or seeds than are asked for now, kept so that nothing is lost.
     """
     frame = pd.concat([results.of(purpose).drop_duplicates("run_dir") for purpose in PURPOSES])

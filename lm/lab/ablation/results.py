@@ -19,7 +19,6 @@ from lm.errors import reading
 from lm.lab.ablation.contrasts import ENDED, FAMILIES, Contrast, compare_arms, level_of, percent
 from lm.lab.ablation.frozen import is_frozen, read_frozen
 from lm.lab.ablation.record import (
-    BASE,
     FOLDERS,
     REPORTED,
     TRIAL,
@@ -57,7 +56,7 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
-    **dict.fromkeys(("purpose", "budget", "after"), str),
+    **dict.fromkeys(("purpose", "budget"), str),
     **dict.fromkeys(("planned_steps", "trial", "search"), int),
     "score": float,  # of a trial
 }
@@ -234,7 +233,7 @@ class Results:
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
     def is_whole(self) -> bool:
-        """Whether all runs that are asked for have a result. A missing one may be that of a base that has failed."""
+        """Whether all runs that are asked for have a result."""
         counts = self.counts()
         return not (counts["failed"] or counts["missing"] or self.record.untuned())
 
@@ -259,7 +258,7 @@ class Results:
         which = ["arm", "budget", "seed", "run_dir", "purpose"]
         rows = [
             run | line
-            for run in self.runs[which][~self.runs["purpose"].isin([BASE, TRIAL])].to_dict("records")
+            for run in self.runs[which][self.runs["purpose"] != TRIAL].to_dict("records")
             for line in self.reader.lines(run["run_dir"])
             if line.get("val/loss")
         ]

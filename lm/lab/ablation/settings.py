@@ -90,8 +90,7 @@ class AblationConfig(Question):
     """
 
     arms: dict[str, list[str]]  # name -> what is changed
-    overrides: list[str] = field(default_factory=list)  # of every arm
-    base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
+    overrides: list[str] = field(default_factory=list)  # of every arm; {seed} in one is the seed of the run
 
     def __post_init__(self) -> None:
         require_choice("ablation.metric", self.metric, RUN_METRICS)
@@ -107,8 +106,6 @@ class AblationConfig(Question):
         names = {f"ablation.arms.{arm}": arm for arm in self.arms} | {f"ablation.name={self.name}": self.name}
         for setting, name in names.items():
             require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
-        if self.base is not None and "base" in self.arms:
-            raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         baselines = (*self.baselines, *self.baselines.values())
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
@@ -158,6 +155,11 @@ class AblationConfig(Question):
             if self.tune.trials and (both := own & {*self.tune.seeds}):
                 raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
 
+    def seeds_of(self, arm: str) -> list[int]:
+        """Return the seeds with which an arm is trained: those that are reported, then those of tuning."""
+        offset = self.seed_offsets.get(arm, 0)
+        return [*(seed + offset for seed in self.seeds), *(self.tune.seeds if self.tune.trials else ())]
+
     def pairs(self) -> dict[str, str]:
         """Which arm is compared with which."""
         return {arm: other for arm in self.arms if (other := self.baselines.get(arm, self.baseline)) != arm}
@@ -172,6 +174,7 @@ class AblationConfig(Question):
         return seen[-1]
 
 
+SEED = "{seed}"  # in an override: the seed of the run
 EXIT_CODES = ("done", "verdict")
 RECORD = "ablation.json"  # in the folder of an ablation
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them

@@ -41,6 +41,7 @@ from lm.lab.commands.question import (
     QuestionFile,
     choose,
     compose_arms,
+    compose_seeds,
     confirmation,
     for_later,
     is_question,
@@ -86,6 +87,7 @@ def run(args: list[str]) -> int:
 def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
     """Answer the question, print the results, and return the exit code."""
     runs = compose_arms(ablation.ablation, ablation.overrides)
+    seeded = compose_seeds(ablation.ablation, ablation.overrides, runs)
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
@@ -110,7 +112,7 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
 
     folder = Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)
     try:
-        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
+        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan, seeded)
     except BaseException as error:
         if folder.exists():
             error.add_note(RESUMABLE)

@@ -24,8 +24,9 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import RunConfig, flat
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
+from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.record import FILE, AblationRecord, design_of, question_of, read_record
-from lm.lab.ablation.settings import MOST_SEEDS, AblationConfig
+from lm.lab.ablation.settings import MOST_SEEDS, SEED, AblationConfig
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
@@ -45,8 +46,6 @@ RESERVED = {
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 NOT_OF_AN_ARM = RESERVED | dict.fromkeys(LENGTH, SET_BY_BUDGET)
 TUNABLE = ("optim.", "head.", "model.")
-SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
-NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
 
 
 def question_in_a_line(
@@ -239,7 +238,6 @@ def confirmation(source: Path, folder: Path) -> dict[str, Any]:
         "arms": overrides,
         "seeds": seeds,
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
-        "base": record.base,
         "overrides": [*record.common, *record.overrides, *steps],
     }
 
@@ -284,7 +282,8 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            runs[name] = compose([*(common | own).values()])
+            words = _of_seed([*(common | own).values()], config.seeds_of(name)[0])
+            runs[name] = compose(words)
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
@@ -292,6 +291,35 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose = co
         with error_prefix(f"ablation.arms.{name}"):
             check_init(runs[name])
     return runs
+
+
+def compose_seeds(
+    config: AblationConfig, typed: list[str], runs: dict[str, RunConfig], compose: Compose = composed_arm
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return, by arm and seed, the settings in which {seed} in an override makes a run differ from that of `runs`.
+
+    Raises UserError, also where the models that an arm starts from have different tokenizers.
+    """
+    seeded = dict[tuple[str, int], dict[str, Any]]()
+    for name, run in runs.items():
+        words = [*(_by_key([*config.overrides, *typed]) | _by_key(config.arms[name])).values()]
+        for seed in config.seeds_of(name) if any(SEED in word for word in words) else ():
+            with error_prefix(f"ablation.arms.{name}"):
+                own = compose(_of_seed(words, seed))
+                if _tokenizer_of(own) != _tokenizer_of(run):
+                    raise UserError(f"init_from={own.init_from}: has another tokenizer than {run.init_from}")
+            first = flat(asdict(run))
+            seeded[name, seed] = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
+    return seeded
+
+
+def _of_seed(words: Sequence[str], seed: int) -> list[str]:
+    return [word.replace(SEED, str(seed)) for word in words]
+
+
+def _tokenizer_of(run: RunConfig) -> str | None:
+    """Return the hash of the tokenizer of the model that a run starts from, if there is one."""
+    return read_base(run.init_from).settings.sha256.get(TOKENIZER) if run.init_from else None
 
 
 def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ from lm.system.terminal import printable
 @dataclass(slots=True, kw_only=True)
 class RunsConfig:
     folder: str = "runs"  # folder that holds runs at any depth
-    where: str | None = None  # conditions on settings and results, as in "where=head.name=tied, val_loss<3.1"
+    where: str | None = None  # conditions on settings and results, as in "head_name == 'tied' and val_loss < 3.1"
     sort: str = "val_bpb"  # setting or result to sort by; -KEY: descending
     plot: str | None = None  # file, .svg or .png, for the curves of all listed runs
     csv: str | None = None  # file for the list as CSV; -: standard output

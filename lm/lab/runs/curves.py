@@ -9,9 +9,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.errors import UserError
-from lm.lab.report.figures import NAME, SOFT, axis_limits, legend, line_styles, panels, save, tokens_axis
-from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.config import UserError
 from lm.lab.report.figures import NAME, axis_limits, legend, line_styles, panels, save, tokens_axis
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value

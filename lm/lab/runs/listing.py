@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lm.errors import UserError, without_secrets
-from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.config import UserError
+from lm.errors import UserError
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
