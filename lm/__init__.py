@@ -22,38 +22,41 @@ if TYPE_CHECKING:
     from lm.model.linear import Linear as Linear
     from lm.model.linear import linear as linear
     from lm.model.transformer import Transformer as Transformer
+    from lm.training.train import train as train
 
 __version__ = "0.2.0"
 
-# How often a waiting thread of GNU's OpenMP, with which torch is built on Linux, looks for work before it sleeps. By
-# its default a step beside another busy program takes many times as long (docs/performance.md). torch reads it once.
+# How often a waiting thread of GNU's OpenMP looks for work before it sleeps; torch on Linux is built
+# with GNU's OpenMP. By its default a step beside another busy program takes many times as long
+# (docs/performance.md). torch reads the variable once.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-_MODULES = {  # of the public names; each is imported on first use, for torch takes a second
-    "UserError": "lm.config",
+# Public names and their modules, which are imported on first use: torch takes a second.
+_MODULES = {
     "HeadConfig": "lm.config",
+    "Linear": "lm.model.linear",
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
-    "compare": "lm.lab.ablation.compare",
-    "judge": "lm.lab.ablation.compare",
-    "load_tokenizer": "lm.data.tokenizer",
-    "load_model": "lm.formats.folder",
-    "generate": "lm.decoding",
-    "stream": "lm.decoding",
-    "Linear": "lm.model.linear",
-    "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",
+    "UserError": "lm.errors",
+    "compare": "lm.lab.ablation.compare",
+    "generate": "lm.decoding",
+    "judge": "lm.lab.ablation.compare",
+    "linear": "lm.model.linear",
+    "load_model": "lm.folder",
+    "load_tokenizer": "lm.data.tokenizer",
+    "stream": "lm.decoding",
+    "train": "lm.training.train",
 }
 __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        advice = f"; it is a command: lm-lab {name}" if name in ("train", "evaluate", "ablate", "export") else ""
-        raise AttributeError(f"module 'lm' has no attribute {name!r}{advice}")
+        raise AttributeError(f"module 'lm' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, "__version__"]

@@ -7,10 +7,12 @@ machine.
 
 import logging
 import sys
+from pathlib import Path
 
-from lm.cli.compose import parse
-from lm.cli.help import help_text
-from lm.cli.main import handle_exception
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run the code of this checkout
+
+from lm.cli.arguments import parse
+from lm.cli.main import report_error
 
 
 def main() -> int:
@@ -18,7 +20,7 @@ def main() -> int:
 
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words}:
-        print(help_text("benchmark", str(__doc__), BenchmarkConfig, words))
+        print(__doc__)
         return 0
     try:
         config = parse(BenchmarkConfig, words)
@@ -27,7 +29,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return handle_exception(error)
+        return report_error(error)
     return 0
 
 

@@ -1,5 +1,10 @@
 """Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]"""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run the code of this checkout
+
 from lm.cli.main import main
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 """Write a Hugging Face folder, a GGUF file or a page: python scripts/export.py run_dir=RUN output_dir=DIR"""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run the code of this checkout
+
 from lm.cli.main import main
 
 if __name__ == "__main__":

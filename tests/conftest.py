@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm.config.model import OWN_SETTINGS
+from lm.config import HEAD_SETTINGS
 
 from lm.config import HEADS as KINDS
 from lm.config import HeadConfig, ModelConfig
@@ -55,7 +55,7 @@ HEADS = {
     ),
 }
 EVERY_HEAD = HEADS | {  # with any further kind that lm/config/model.py names
-    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(OWN_SETTINGS[kind], 0.5))
+    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(HEAD_SETTINGS[kind], 0.5))
     for kind in KINDS
     if kind not in HEADS
 }

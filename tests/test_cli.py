@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Outcome
-from lm.cli.mistakes import CONFIGS, kinds_of
+from lm.cli.arguments import CONFIGS, kinds_of
 from omegaconf import OmegaConf
 
 from lm import __version__
-from lm.cli import COMMANDS, ablate, command_line, train
+from lm.cli import COMMANDS, command_line, train
+from lm.lab.commands import ablate
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import EvaluateConfig, parse_arguments
 from lm.cli.generate import GenerateConfig

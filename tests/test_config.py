@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from conftest import HEADS
-from lm.cli.mistakes import CONFIGS
-from lm.config.identity import differences
-from lm.config.model import OWN_SETTINGS
-from lm.config.run import OPTIMIZERS
+from lm.cli.arguments import CONFIGS
+from lm.config import same_run
+from lm.config import HEAD_SETTINGS
 
 from lm.cli.compose import compose
 from lm.cli.evaluate import EvaluateConfig
@@ -51,7 +50,7 @@ from tests.helpers.runs import MUON, change
 NAN, INF = math.nan, math.inf
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
 SPLIT = {"kind": "untied_midtraining", "head_lr_multiplier": 1.0, "untie_at": 0.5}
-OWN = sorted({key for keys in OWN_SETTINGS.values() for key in keys})  # settings that only some kinds of head have
+OWN = sorted({key for keys in HEAD_SETTINGS.values() for key in keys})  # settings that only some kinds of head have
 HUB, FILES = {"source": "hub", "path": "a/b"}, {"source": "text", "path": "a/b"}
 LORA = {"model": ModelConfig(linear="lora")}
 TWO = {"trainer": TrainerConfig(devices=2)}
@@ -83,7 +82,7 @@ REFUSED: list[Case] = [
     *each(HeadConfig, "head.", {"untie_at": [-0.1, NAN, 1.01]}, **SPLIT),
     *(
         (HeadConfig, {"kind": kind, **dict.fromkeys({*keys} ^ {key}, 1.0)}, f"head.{key}")  # one less, or one more
-        for kind, keys in OWN_SETTINGS.items()
+        for kind, keys in HEAD_SETTINGS.items()
         for key in OWN
     ),
     *each(DataConfig, "data.", {"source": ["cloud"], "seq_len": [0], "batch_size": [0], "overfit_batches": [-1]}),

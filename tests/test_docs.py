@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
-from lm.cli.mistakes import CONFIGS
+from lm.cli.arguments import CONFIGS
 
 from lm.cli.main import COMMANDS
 from lm.lab import results

@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import Tensor
 
-from lm.cli import export
+from lm.lab.commands import export
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
@@ -22,7 +22,7 @@ from lm.data.tokens import TextData, prepare
 from lm.folder import load_model, save_model
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
-from lm.scoring import evaluate_run
+from tests.helpers.scores import evaluate_run
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train

@@ -18,7 +18,7 @@ from lm.cli.evaluate import EvaluateConfig
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.errors import UserError
 from lm.model import Transformer
-from lm.scoring import evaluate_run
+from tests.helpers.scores import evaluate_run
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from lm.training.train import train

@@ -31,7 +31,8 @@ from transformers import (
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
 from lm.errors import UserError
-from lm.folder import load_model, merged, save_model
+from lm.folder import load_model, save_model
+from lm.lab.lora import merged
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.architectures import SYNONYMS
 from lm.lab.formats.huggingface import export

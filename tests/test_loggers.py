@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY_RUN
-from lm.training.metrics import FINAL
+from lm.lab.trackers import FINAL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 

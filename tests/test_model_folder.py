@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import AddedToken, normalizers
 
-from lm.cli import export
+from lm.lab.commands import export
 from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lm.data.tokens import prepare

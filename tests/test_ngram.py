@@ -11,7 +11,7 @@ import pytest
 from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm.training.progress import log_baseline
+from lm.training.log import log_baseline
 
 from lm.config import DataConfig, ModelConfig, TokenizerConfig
 from lm.data import ngram, tokens

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, TEXT
-from lm.training.progress import log_start
+from lm.training.log import log_start
 from safetensors.torch import load_file
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, RunConfig, TokenizerConfig
 from lm.data.tokens import prepare
 from lm.errors import Diverged, UserError
-from lm.scoring import evaluate_run
+from tests.helpers.scores import evaluate_run
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.models import equal, weights

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_RUN
 
-from lm.cli import report
+from lm.lab.commands import report
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
 from tests.helpers.runs import composed

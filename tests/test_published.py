@@ -14,7 +14,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from hydra import initialize_config_dir
-from lm.cli.summaries import sweep
+from lm.cli.train import sweep_table as sweep
 from scipy import stats
 
 from lm.cli.compose import compose

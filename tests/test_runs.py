@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import HEADS, as_nobody
 
-from lm.cli import runs as command
+from lm.lab.commands import runs as command
 from lm.config import DataConfig, OptimConfig, RunConfig
 from lm.errors import UserError
 from lm.lab.runs.find import differing, find_runs

@@ -116,7 +116,7 @@ def score(config: EvaluateConfig) -> int:
             label = "validation text" if text is None else without_secrets(text.path or text.source)
             try:
                 with error_prefix(f"run_dir={name}, {label}"):
-                    values = _score(net, tokenizer, Path(name), text, config, encoded)
+                    values = score_text(net, tokenizer, Path(name), text, config, encoded)
                 scores.append({"run": name, "text": label, **values})
             except UserError as error:
                 failed.append(error)
@@ -146,7 +146,7 @@ def _texts_of(config: EvaluateConfig) -> list[DataConfig | None]:
     return texts
 
 
-def _score(
+def score_text(
     net: Any,
     tokenizer: Any,
     run_dir: Path,

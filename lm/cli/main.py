@@ -37,16 +37,17 @@ class Interrupts:
     """Raise an exception when a signal ends this process; the echo of the signal is ignored."""
 
     def __init__(self) -> None:
-        self.arrived: float | None = None  # time of the first signal, by the monotonic clock
+        self.signum: int | None = None
+        self.arrived_at = 0.0  # by the monotonic clock
         for signum in ENDING:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup lets a command ignore SIGHUP
                 signal.signal(signum, self._raise)
 
     def _raise(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
-        if self.arrived is None:
-            self.arrived = now
-        elif now - self.arrived < ECHO_SECONDS:
+        if self.signum is None:
+            self.signum, self.arrived_at = signum, now
+        elif now - self.arrived_at < ECHO_SECONDS:
             return
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
@@ -63,11 +64,13 @@ def main(command: str | None = None) -> NoReturn:
         code = _run(command, sys.argv[1:])
         sys.stdout.flush()  # an error of writing belongs to the command
     except Exception as error:
-        is_broken_off = interrupts.arrived is not None  # an import that is broken off raises anything
-        code = report_interruption(KeyboardInterrupt()) if is_broken_off else report_error(error)
+        if interrupts.signum is None:
+            code = report_error(error)
+        else:  # an import that a signal breaks off may raise anything
+            code = report_interruption(SystemExit(128 + interrupts.signum))
     except BaseException as error:
         code = report_interruption(error)
-    for signum in ENDING if interrupts.arrived else ():
+    for signum in ENDING if interrupts.signum else ():
         signal.signal(signum, signal.SIG_IGN)  # a later signal must not change the exit code
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -103,7 +106,7 @@ def _run(command: str | None, args: list[str]) -> int:
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
 
-        print(help_text(command, module))
+        print(help_text(command, module, "all" in args))
         return 0
     if is_completion and not getattr(module, "IS_HYDRA", False):
         print(*(f"{key}=" for key in module.SCHEMA.__slots__))
