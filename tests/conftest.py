@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm.config import HEAD_SETTINGS
 
+from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig
 from lm.config import HEADS as KINDS
-from lm.config import HeadConfig, ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background

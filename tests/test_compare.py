@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from tests.test_recipe import TEXT
 
 from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.commands.ablate import questions
+from lm.lab.commands.ablate import hydra_words
 from lm.lab.commands.question import question_in_a_line, write_question
-from tests.test_recipe import TEXT
 
 TINY = [
     *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=16"),
@@ -52,11 +52,13 @@ def test_what_is_typed_of_the_question_is_in_its_file(
         "ablate", "model.d_ff=16,32", "my.txt", *typed, "data.cache_dir=${run_dir}", "--cfg", "job"
     )
     assert code == 0, said
-    path = write_question(questions[0], tmp_path)
+    assert yaml.safe_load(shown)["ablation"]["tune"]["trials"] == 3
+    _, question, _ = hydra_words(["model.d_ff=16,32", "my.txt", *typed, "data.cache_dir=${run_dir}"])
+    assert question is not None
+    path = write_question(question, tmp_path)
     code, again, said = command("ablate", str(path), "--cfg", "job")
     assert code == 0, said
     assert yaml.safe_load(again) == yaml.safe_load(shown)
-    assert (questions, yaml.safe_load(shown)["ablation"]["tune"]["trials"]) == ([], 3)
     for word, named in (("ablation.tune.trials=3,6", "trials"), ("ablation.tune.trails=3", "ablation.tune.trials=3")):
         code, _, said = command("ablate", "model.d_ff=16,32", "my.txt", word)
         assert (code, named in said) == (2, True), said

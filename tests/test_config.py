@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import yaml
 from conftest import HEADS
-from lm.cli.arguments import CONFIGS
-from lm.config import same_run
-from lm.config import HEAD_SETTINGS
 
+from lm.cli.arguments import CONFIGS
 from lm.cli.compose import compose
 from lm.cli.evaluate import EvaluateConfig
 from lm.cli.generate import GenerateConfig
-from lm.config import HEADS as KINDS
 from lm.config import (
+    HEAD_SETTINGS,
     PRECISIONS,
     SOURCES,
     STRATEGIES,
@@ -39,6 +37,7 @@ from lm.config import (
     deciding_settings,
     flat,
 )
+from lm.config import HEADS as KINDS
 from lm.errors import UserError
 from lm.lab.ablation.settings import AblateConfig, TuneConfig
 from lm.lab.commands.export import ExportConfig
@@ -205,12 +204,13 @@ SAME: dict[str, RunConfig] = {
     "pin and bounds of the text": with_data(RUN, sha256="0" * 64, max_bytes=10**9, val_max_bytes=None),
 }
 TRAINER: dict[str, Any] = {"max_steps": 99, "precision": "32-true", "accelerator": "cpu", "strategy": "ddp"}
-TRAINER |= {"devices": 2, "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
+TRAINER |= {"max_epochs": 2.0, "devices": 2, "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
 OF_DATA: dict[str, Any] = {"order": "documents", "val_fraction": 0.2, "seq_len": 64, "batch_size": 4}
-OF_DATA |= {"document_mask": True, "overfit_batches": 1}
+OF_DATA |= {"document_mask": True, "overfit_batches": 1, "fold": 0}
 OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "seed": replace(RUN, seed=1),
     "optim.lr": replace(RUN, optim=OptimConfig(lr=1.0)),
+    "optim.lr_scale": replace(RUN, optim=OptimConfig(lr_scale=2.0)),
     "loss": replace(RUN, loss="plain"),
     "loss_temperature": replace(RUN, loss_temperature=0.5),
     "ngram_smoothing": replace(RUN, ngram_smoothing=0.5),
@@ -247,20 +247,51 @@ def test_every_setting_decides_numbers_or_is_known_not_to() -> None:
     run = replace(RUN, checkpoint=CheckpointConfig(best=True), loss_temperature=0.5, ngram_smoothing=0.5)
     rest = {key for key in {*flat(asdict(run))} - {*deciding_settings(asdict(run))} if key.split(".")[0] != "tokenizer"}
     of_text = {f"data.{key}" for key in asdict(run.data)} - {f"data.{key}" for key in OF_DATA}
-    where = {"run_dir", "init_from", "threads", "activation_checkpointing"}
+    where = {"run_dir", "init_from", "threads", "activation_checkpointing", "other_code"}
     logged = {"prompts", "logger.tensorboard", "logger.wandb", "diagnostics.every", "head.name", "max_tokens"}
     logged |= {f"checkpoint.{key}" for key in ("every", "keep", "resume")}
     logged |= {f"trainer.{key}" for key in ("log_every_n_steps", "enable_progress_bar", "detect_anomaly")}
     assert rest == of_text | where | logged
 
 
+def saved(run: RunConfig, **decided: Any) -> dict[str, Any]:
+    """The content of config.yaml of a run for which `decided` was left open."""
+    requested = {key: flat(asdict(run))[key] for key in REQUESTED}
+    content = asdict(run) | {"requested": requested}
+    for key, value in decided.items():
+        group, _, name = key.rpartition("__")
+        (content[group] if group else content)[name] = value
+    return content
+
+
 def test_what_differs_is_named() -> None:
-    assert [key for key, run in OTHER.items() if key not in differences(asdict(RUN), asdict(run))] == []
+    named = {key: same_run(saved(RUN), requested_settings(run)) for key, run in OTHER.items()}
+    assert [key for key, keys in named.items() if key not in keys] == []
+    assert [
+        key for key, run in SAME.items() if same_run(saved(RUN), requested_settings(run)) not in ([], ["threads"])
+    ] == []
     cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
-    (message,) = differences(asdict(cpu), asdict(replace(cpu, threads=2))).values()
-    assert re.search(r"threads.*\b1\b.*\b2\b", message)
-    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["prompts"])):
-        assert differences(asdict(run), asdict(same)) == {}
+    assert same_run(saved(cpu), requested_settings(replace(cpu, threads=2))) == ["threads"]
+    assert same_run(saved(cuda), requested_settings(replace(cuda, threads=2))) == []
+
+
+def test_what_was_left_open_agrees_with_the_request_and_with_the_decision() -> None:
+    decided = saved(RUN, trainer__accelerator="cpu", trainer__precision="32-true", loss="plain", threads=2)
+    typed = replace(change(RUN, accelerator="cpu", precision="32-true"), loss="plain", threads=2)
+    for run in (RUN, typed):
+        assert same_run(decided, requested_settings(run)) == []
+    assert same_run(decided, requested_settings(replace(RUN, loss="chunked"))) == ["loss"]
+    timed = replace(RUN, max_minutes=2.0)
+    content = saved(timed, trainer__max_steps=77, max_minutes=None)
+    assert same_run(content, requested_settings(timed)) == []
+    assert same_run(content, requested_settings(replace(timed, max_minutes=3.0))) == ["max_minutes"]
+    assert same_run(content, requested_settings(change(RUN, max_steps=77))) == []
+
+
+@pytest.mark.parametrize("lengths", [{"max_tokens": 9, "max_minutes": 1.0}, {"max_tokens": 9, "max_epochs": 1.0}])
+def test_a_run_has_one_length(lengths: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="expected one length"):
+        change(RUN, **lengths)
 
 
 def test_a_directory_is_named_by_the_run_and_found_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,9 +366,9 @@ def test_every_file_opens_with_the_command_that_uses_it() -> None:
 
 
 def test_every_name_of_the_schemas_has_a_config_and_every_group_can_be_chosen() -> None:
-    for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": OPTIMIZERS, "head": KINDS}.items():
+    for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": ("adamw", "muon"), "head": KINDS}.items():
         assert {*names} <= {*choices(group)}
-    assert {path.parent.name for path in FILES if path.parent != CONFIGS} <= {*DEFAULT, "ablation"}
+    assert {path.parent.name for path in FILES if path.parent != CONFIGS} <= {*DEFAULT, "ablation", "rates"}
 
 
 def test_a_global_choice_changes_no_more_than_it_says() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
-from lm.cli.arguments import CONFIGS
 
+from lm.cli.arguments import CONFIGS
 from lm.cli.main import COMMANDS
 from lm.lab import results
 from lm.model.size import flops_per_token, n_params

@@ -13,22 +13,22 @@ import torch
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import Tensor
 
-from lm.lab.commands import export
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
 from lm.folder import load_model, save_model
+from lm.lab.commands import export
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
-from tests.helpers.scores import evaluate_run
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of
 from tests.helpers.runs import rows, small_run
+from tests.helpers.scores import evaluate_run
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT

@@ -36,10 +36,10 @@ from lm.lab.look.runs import load
 from lm.lab.look.views import scored_text
 from lm.lab.measures.details import Details, frequency_bands
 from lm.model import Transformer
-from tests.helpers.scores import evaluate_run
 from lm.training.train import train
 from tests.helpers.runs import PROCESSES, result, short_run
 from tests.helpers.runs import rows as rows_of
+from tests.helpers.scores import evaluate_run
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 

@@ -18,12 +18,12 @@ from lm.cli.evaluate import EvaluateConfig
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.errors import UserError
 from lm.model import Transformer
-from tests.helpers.scores import evaluate_run
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from lm.training.train import train
 from tests.helpers.models import equal, random_tokens
 from tests.helpers.runs import rows, small_run
+from tests.helpers.scores import evaluate_run
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize

@@ -32,10 +32,10 @@ from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
 from lm.errors import UserError
 from lm.folder import load_model, save_model
-from lm.lab.lora import merged
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.architectures import SYNONYMS
 from lm.lab.formats.huggingface import export
+from lm.lab.lora import merged
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from conftest import TINY_RUN
-from lm.lab.trackers import FINAL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lm.config import LoggerConfig, OptimConfig, RunConfig, WandbConfig
+from lm.lab.trackers import FINAL
 from lm.training.train import train
 from tests.helpers.runs import composed, finish, result, short_run, signal_at
 

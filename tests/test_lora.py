@@ -15,17 +15,16 @@ from lm.config import ModelConfig, RunConfig
 from lm.data.tokenizer import byte_tokenizer
 from lm.errors import UserError
 from lm.folder import load_model
-from lm.lab.lora import merged
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.huggingface import export
-from lm.lab.lora import LoRALinear
+from lm.lab.lora import LoRALinear, merged
 from lm.model.linear import is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
-from tests.helpers.scores import evaluate_run
 from lm.training.train import train
 from tests.helpers.models import weights
 from tests.helpers.runs import CLOCK, MODEL, at_home, composed
+from tests.helpers.scores import evaluate_run
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}

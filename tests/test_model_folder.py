@@ -15,13 +15,13 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import AddedToken, normalizers
 
-from lm.lab.commands import export
 from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.decoding import generate
 from lm.errors import UserError
 from lm.folder import load_model, model_folder, save_model, write_weights
+from lm.lab.commands import export
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, write_json
 from lm.training.train import train

@@ -11,7 +11,6 @@ import pytest
 from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm.training.log import log_baseline
 
 from lm.config import DataConfig, ModelConfig, TokenizerConfig
 from lm.data import ngram, tokens
@@ -21,6 +20,7 @@ from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.targets import ExpectedTokens
 from lm.model.size import n_params
+from lm.training.log import log_baseline
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.runs import short_run

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, TEXT
-from lm.training.log import log_start
 from safetensors.torch import load_file
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, RunConfig, TokenizerConfig
 from lm.data.tokens import prepare
 from lm.errors import Diverged, UserError
-from tests.helpers.scores import evaluate_run
+from lm.training.log import log_start
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.models import equal, weights
 from tests.helpers.runs import change, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
+from tests.helpers.scores import evaluate_run
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 IMPATIENT = replace(KEEP_BEST, patience=3)

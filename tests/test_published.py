@@ -14,10 +14,10 @@ import pytest
 import yaml
 from conftest import ROOT
 from hydra import initialize_config_dir
-from lm.cli.train import sweep_table as sweep
 from scipy import stats
 
 from lm.cli.compose import compose
+from lm.cli.train import sweep_table as sweep
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.contrasts import compare_arms, decimals

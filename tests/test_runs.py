@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from conftest import HEADS, as_nobody
 
-from lm.lab.commands import runs as command
 from lm.config import DataConfig, OptimConfig, RunConfig
 from lm.errors import UserError
+from lm.lab.commands import runs as command
 from lm.lab.runs.find import differing, find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from tests.helpers.ablation_folder import write_run_dir

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from conftest import as_nobody, small_disk
-from lm.cli.recipe import text_size
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data import tables
-from lm.data.paths import listed
+from lm.data.paths import listed, text_size
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -285,7 +284,7 @@ def test_an_address_is_downloaded_once_and_needs_no_network_afterwards(server: h
     server.commit("owner/files", files)
     config = DataConfig(source="text", path=f"{server.address}{FILES}/some.txt", seq_len=8)
     first, asked = prepare(config, BYTE), [*server.asked]
-    assert text_size(str(config.path), "text") == (9 * 99, 9 * 99)
+    assert text_size(str(config.path), "text", "text", limit=10**6) == 9 * 99
     assert server.asked == asked
     server.commit("owner/files", dict.fromkeys(files, b"a later version\n" * 99))
     server.fault = lambda path: 503
