@@ -67,7 +67,7 @@ class DataConfig:
     max_bytes: int | None = None  # of text: nothing beyond it is read; null: all
     overfit_batches: int = 0  # above 0: train on the first `overfit_batches` batches only, again and again
     cache_dir: str = field(default_factory=default_cache)  # where tokens are kept
-    verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
+    verify: bool = False  # encode the text again, though the cache has its tokens
 
     def __post_init__(self) -> None:
         expand_paths("data.", self, "path", "val_path")

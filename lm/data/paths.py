@@ -37,6 +37,10 @@ def suffix(path: str | Path) -> str:
     return os.path.splitext(stem)[1] if last in COMPRESSED else last
 
 
+def is_compressed(file: Path) -> bool:
+    return file.name.lower().endswith(COMPRESSED)
+
+
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
     """Raise UserError if a local path leads to no file, or stands where a name of the Hub is expected.
 
@@ -178,7 +182,7 @@ def _name_in_cache(path: str) -> str:
 
 def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     """A local file or one at an address, decompressed as its name says."""
-    if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
+    if isinstance(file, Path) and not is_compressed(file):
         return open(file, "rb")
     from fsspec.utils import infer_compression
 
