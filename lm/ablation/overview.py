@@ -20,7 +20,7 @@ from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import described_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
-from lm.system.files import remove_partial, write_text
+from lm.system.files import write_text
 from lm.system.terminal import printable, to_override_value
 
 DIGITS = 4  # of bits per byte
@@ -44,7 +44,6 @@ def write_overview(path: Path) -> dict[Path, Results]:
     every_row = [row for results in ablations.values() for row in _comparable(results)]
     places = [*dict.fromkeys(row["comparison"] for row in every_row)]
     rows = sorted(every_row, key=lambda row: places.index(row["comparison"]))  # those of one comparison together
-    remove_partial(path)
     (path / "figures").mkdir(exist_ok=True)
     frames = [results_frame(results).assign(ablation=printable(folder.name)) for folder, results in ablations.items()]
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, chunks, decoded, derived, overlap, read, sample, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, decoded_documents, encode, load_tokenizer, lost
-from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
+from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
 FORMAT = 10  # of the folder; a change causes folders to be built again
 SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens, and validation tokens looked for in them
@@ -128,9 +128,12 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
     cache = config.cache / "tokens"
     with _naming(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-        with temporary_file(cache / "text") as (_, path), tempfile.TemporaryFile(dir=cache) as file:
-            text = _read(open_source(config), path, config, quiet)
+        _make_cache(cache)
+        with (
+            tempfile.TemporaryDirectory(".partial", dir=cache) as folder,
+            tempfile.TemporaryFile(dir=cache) as file,
+        ):
+            text = _read(open_source(config), Path(folder, "text"), config, quiet)
             for ids in encode(tokenizer, text.whole(), "encoding", quiet):
                 file.write(ids.data)
             file.flush()
@@ -325,6 +328,15 @@ def _naming(cache: Path) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror}; {OTHER_CACHE}", str(place)) from error
 
 
+def _make_cache(cache: Path) -> None:
+    """Make the folder, without what processes that were killed long ago have left in it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for left in cache.glob("*.partial"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left)
+
+
 @contextmanager
 def _replacing(folder: Path, replaces: bool) -> Iterator[Path]:
     """An empty folder beside `folder`, which takes its name at the end, or is removed on an error.
@@ -332,10 +344,7 @@ def _replacing(folder: Path, replaces: bool) -> Iterator[Path]:
     `replaces`: whether it takes the place of a folder that is there.
     """
     cache = folder.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    for left in cache.glob("*.partial"):
-        if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    _make_cache(cache)
     partial, old = (Path(tempfile.mkdtemp(".partial", f"{folder.name}-", cache)) for _ in range(2))
     try:
         yield partial
