@@ -18,6 +18,7 @@ from lm.cli.generate import GenerateConfig
 from lm.config import (
     HEAD_SETTINGS,
     PRECISIONS,
+    REQUESTED,
     SOURCES,
     STRATEGIES,
     TOKENIZERS,
@@ -36,6 +37,8 @@ from lm.config import (
     config_hash,
     deciding_settings,
     flat,
+    requested_settings,
+    same_run,
 )
 from lm.config import HEADS as KINDS
 from lm.errors import UserError

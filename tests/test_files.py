@@ -4,19 +4,18 @@ import errno
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 from conftest import small_disk
 
 from lm.errors import UserError, reading
 from lm.system.files import (
-    STALE_SECONDS,
     atomic_file,
     read_csv,
     read_json,
@@ -53,22 +52,18 @@ def write_and_die(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    process = PROCESSES.Process(target=write_and_die, args=(tmp_path,))
-    process.start()
-    process.join()
-    for name, age in (("young", 0), ("old", 2 * STALE_SECONDS)):
-        (tmp_path / f".partial-anothermachine-1-{name}").touch()
-        os.utime(tmp_path / f".partial-anothermachine-1-{name}", (0, time.time() - age))
-    (left,) = tmp_path.glob(".partial-*-killed")
-    with atomic_file(tmp_path / "report.md") as file:
-        assert not left.exists()
-        file.write(b"whole")
-        with atomic_file(tmp_path / "other.md"):
-            assert len([*tmp_path.glob(".partial-*")]) == 4
+def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path: Path) -> None:
+    for run in ("running", "stopped"):
+        (tmp_path / "cells" / run).mkdir(parents=True)
+        process = PROCESSES.Process(target=write_and_die, args=(tmp_path / "cells" / run,))
+        process.start()
+        process.join()
+    (tmp_path / "cells/stopped/.lock").touch()
+    with filelock.FileLock(tmp_path / ".lock"), filelock.FileLock(tmp_path / "cells/running/.lock"):
         remove_partial(tmp_path)
-    assert (tmp_path / "report.md").read_text() == "whole"
-    assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-anothermachine-1-young"]
+    assert [path.parent.name for path in tmp_path.rglob(".partial-*-killed")] == ["running"]
+    remove_partial(tmp_path / "cells/running")
+    assert not [*tmp_path.rglob(".partial-*")]
 
 
 def test_an_error_names_the_file_whatever_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,7 @@ def source(corpus: Path, tmp_path: Path) -> DataConfig:
 
 
 def folders(source: DataConfig) -> list[Path]:
-    return sorted(path for path in Path(source.cache_dir, "tokens").glob("*") if path.suffix != ".lock")
+    return sorted(Path(source.cache_dir, "tokens").glob("*"))
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +296,32 @@ def test_a_changed_text_is_read_again(source: DataConfig) -> None:
     assert prepare(source, BYTE).hash == data.hash
 
 
+def test_a_text_that_was_touched_moved_or_copied_is_not_encoded_again(
+    source: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepare(source, BPE)
+    monkeypatch.setattr("lm.data.tokenizer.train_bpe", None)
+    path = Path(str(source.path))
+    os.utime(path, (1, 1))
+    os.chmod(path, 0o600)
+    assert prepare(source, BPE).hash == first.hash
+    path.rename(moved := path.with_name("moved.txt"))
+    assert prepare(replace(source, path=str(moved)), BPE).hash == first.hash
+    shutil.copy(moved, copy := path.with_name("copy.txt"))
+    assert prepare(replace(source, path=str(copy)), BPE).hash == first.hash
+    assert len(folders(source)) == 1
+
+
+def test_what_lies_beyond_max_bytes_is_not_looked_at(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.data.paths.BLOCK", 16)
+    path, short = Path(str(source.path)), replace(source, max_bytes=200)
+    first = prepare(short, BYTE)
+    with path.open("a") as file:
+        file.write("more")
+    assert prepare(short, BYTE).hash == first.hash
+    assert len(folders(source)) == 1
+
+
 def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
     read = sources.Files.documents
@@ -322,18 +347,12 @@ def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, mon
 
 
 @pytest.mark.slow
-def test_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
+def test_processes_at_once_write_the_same_folder(source: DataConfig) -> None:
     text = Path(str(source.path)).read_text() * 20
     Path(str(source.path)).write_text(text)
-    building = set()
     with ProcessPoolExecutor(4, mp_context=PROCESSES) as pool:
-        jobs = [pool.submit(prepare, source, BPE) for _ in range(4)]
-        while not all(job.done() for job in jobs):
-            for path in Path(source.cache_dir).glob("tokens/*.partial"):
-                with suppress(FileNotFoundError):  # it may be renamed meanwhile
-                    building.add(path.stat().st_ino)
-        results = [job.result() for job in jobs]
-    assert (len(building) <= 1, len(folders(source))) == (True, 1)
+        results = [job.result() for job in [pool.submit(prepare, source, BPE) for _ in range(4)]]
+    assert len(folders(source)) == 1
     assert all(documents(data)[0] == [text[: int(len(text) * 0.9)]] for data in results)
 
 
@@ -354,9 +373,9 @@ def test_a_damaged_folder_is_built_again(source: DataConfig) -> None:
     whole = (folder / "train.bin").read_bytes()
     damages = {"train.bin": whole[:5] + bytes([whole[5] ^ 1]) + whole[6:], "tokenizer.json": b"{", "val.bin": None}
     for name, damaged in damages.items():
-        for left in (folder, folder.with_name("other")):  # as killed processes leave them
-            left.with_suffix(".partial").mkdir()
-            (left.with_suffix(".partial") / "train.bin").touch()
+        (left := folder.with_name("other.partial")).mkdir()  # as a killed process leaves it
+        (left / "train.bin").touch()
+        os.utime(left, (1, 1))
         (folder / name).unlink()  # it is mapped
         if damaged is not None:
             (folder / name).write_bytes(damaged)

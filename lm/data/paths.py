@@ -17,7 +17,12 @@ from lm.config import DataConfig, TokenizerConfig
 from lm.errors import UserError, expanded
 from lm.registry import load
 
-SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".parquet",), "tokens": (".bin",)}
+SUFFIXES = {
+    "json": (".json", ".jsonl", ".ndjson", ".jl", ".jsonlines"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+    "tokens": (".bin",),
+}
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
 BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
@@ -36,6 +41,10 @@ def suffix(path: str | Path) -> str:
     name = str(path).partition("?")[0] if is_url(str(path)) else str(path)
     stem, last = os.path.splitext(name.lower())
     return os.path.splitext(stem)[1] if last in COMPRESSED else last
+
+
+def is_compressed(file: Path) -> bool:
+    return file.name.lower().endswith(COMPRESSED)
 
 
 def kind_of(path: str) -> str:
@@ -219,7 +228,7 @@ def _name_in_cache(path: str) -> str:
 
 def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     """A local file or one at an address, decompressed as its name says."""
-    if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
+    if isinstance(file, Path) and not is_compressed(file):
         return open(file, "rb")
     from fsspec.utils import infer_compression
 

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 import sysconfig
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Protocol
+
+import xxhash
 
 from lm.config import DataConfig
 from lm.data import paths
@@ -34,7 +35,7 @@ class Source(Protocol):
     place: str  # the setting that names it, for messages
 
     def state(self) -> str:
-        """A digest that is the same as long as the text is; what is read afterwards is of this state or a later one."""
+        """Return a digest of the content and, where they decide something, of the names."""
 
     def documents(self, max_bytes: int | None) -> Documents:
         """The documents in order. Of each, little more than `max_bytes` are read."""
@@ -43,10 +44,9 @@ class Source(Protocol):
 class Files:
     """Files by their names, or the one that was downloaded from an address.
 
-    The state of a file is told by size, inode and times, as git tells it. In a table, each row of a column is a
-    document. Else each file is one, without its byte-order mark; with a separator several, named by the file and their
-    number there. The name of a single text is no part of it: renamed, it is the same one. Of several, it decides the
-    split.
+    The state of a file is its content, as far as it is read. In a table, each row of a column is a document. Else each
+    file is one, without its byte-order mark; with a separator several, named by the file and their number there. The
+    name of a single text is no part of it: renamed, it is the same one. Of several, it decides the split.
     """
 
     def __init__(self, config: DataConfig, place: str, files: Names) -> None:
@@ -58,14 +58,14 @@ class Files:
                     log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
 
     def state(self) -> str:
-        states, changed = list[object](), 0  # ns since the epoch
+        is_text, is_cut = self.config.source in ("text", "stdlib"), self.config.max_bytes is not None
+        is_cut = is_cut and is_text and self.config.separator is None and not self.sha256
+        states = []
         for name, file in self.files.items():
-            status = file.stat()
-            states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
-            changed = max(changed, status.st_ctime_ns)  # which no program can set
-        # Another change in the same tick of the file system's clock would have the same time: let the tick pass.
-        tick = 2 * 10**9 if changed % 10**9 == 0 else 2 * 10**7  # some count whole seconds
-        time.sleep(min(max(changed + tick - time.time_ns(), 0), tick) / 1e9)
+            limit = (self.config.max_bytes or 0) + paths.BLOCK if is_cut and not paths.is_compressed(file) else inf
+            states.append([name if is_text else "", _digest(file, limit)])
+            if self.config.source == "tokens":  # which stay where they are
+                states.append([str(file.resolve()), ""])
         return json_sha256(states)
 
     def documents(self, max_bytes: int | None) -> Documents:
@@ -115,6 +115,16 @@ class Files:
                 raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
         if self.sha256 not in ("", digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
+
+
+def _digest(file: Path, limit: float) -> str:
+    """XXH3 with 128 bits of the first `limit` bytes of a file, as fast as they are read."""
+    digest, n_read = xxhash.xxh3_128(), 0
+    with open(file, "rb", buffering=0) as content:
+        while n_read < limit and (block := content.read(paths.BLOCK)):
+            digest.update(block)
+            n_read += len(block)
+    return digest.hexdigest()
 
 
 def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:

@@ -187,6 +187,42 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     return train, val, data_hash, share if is_excessive else 0.0
 
 
+def split_fold(text: Text, fold: int, val_fraction: float) -> tuple[Part, Part, str]:
+    """Return the training and validation part where one of round(1/val_fraction) folds is held out.
+
+    A single document is parted into folds of characters; the training part is what stands before and
+    after the fold, as two documents. The last fold is the part that `split` holds out. Of several
+    documents, the hash of each name decides its fold; fold 0 is the part that `split` holds out.
+    Raises UserError if a side would be empty.
+    """
+    n_folds, whole = round(1 / val_fraction), text.whole()
+    text_hash = derived(text.hash, f"fold={fold} of {n_folds}")
+    if len(text.records) == 1:
+        begin = 0 if fold == 0 else _place_of(whole, 1 - (n_folds - fold) * val_fraction)
+        is_last = fold == n_folds - 1
+        end = text.size if is_last else _place_of(whole, 1 - (n_folds - 1 - fold) * val_fraction)
+        spans = [span for span in ((0, begin), (end, text.size)) if span[0] < span[1]]
+        train = Part(text, np.zeros(len(spans), np.int64), np.array(spans))
+        val = Part(text, whole.documents, np.array([(begin, end)]))
+    else:
+        position = text.records["position"] / 2.0**64  # in [0, 1)
+        is_val = (position >= fold / n_folds) & (position < (fold + 1) / n_folds)
+        train, val = (Part(text, whole.documents[side], whole.spans[side]) for side in (~is_val, is_val))
+    if not train.n_bytes or not val.n_bytes:
+        raise UserError(f"data.fold={fold}: leaves no text for training or validation; choose another fold")
+    return train, val, text_hash
+
+
+def _place_of(whole: Part, share: float) -> int:
+    """Return the byte at which the character after a share of the characters of a single document begins."""
+    ends = np.cumsum([0, *(np.count_nonzero(_starts(block)) for block, _ in whole.blocks())])
+    chosen = int(int(ends[-1]) * share)
+    index = int(np.searchsorted(ends, chosen, "right")) - 1
+    with open(whole.text.path, "rb") as file:
+        file.seek(index * BLOCK)
+        return index * BLOCK + int(np.flatnonzero(_starts(file.read(BLOCK)))[chosen - ends[index]])
+
+
 def derived(text_hash: str, change: str) -> str:
     return hashlib.sha256(f"{text_hash} {change}".encode()).hexdigest()
 

@@ -1,33 +1,35 @@
 """Tokens on disk.
 
 A text is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
-folder of the cache that is named by the hash of the settings and of the state of the source. The folder is built once,
-under a lock, and renamed into place. Its checksum is compared when it is opened, and a damaged folder is built again.
+folder of the cache that is named by the hash of the settings and of the content of the source, wherever that lies. The
+folder is written beside and renamed into place: processes that build it at once write the same bytes. Its checksum is
+compared when it is opened, and a damaged folder is built again.
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import xxhash
 
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, chunks, decoded, derived, overlap, read, sample, split, stretches
+from lm.data.text import Text, chunks, decoded, derived, overlap, read, sample, split, split_fold, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, decoded_documents, encode, load_tokenizer, lost
 from lm.errors import UserError
-from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
+from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
 FORMAT = 10  # of the folder; a change causes folders to be built again
 SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens, and validation tokens looked for in them
@@ -37,7 +39,7 @@ MIN_OVERLAP = 0.001  # share of the validation text that may be in training docu
 MIN_COPIED = 0.05  # share of places of the validation text that may stand in the training text before it is said
 CHUNK = 1 << 20  # tokens that are looked at at a time; even
 NPY = b"\x93NUMPY"  # what a file of numpy.save begins with
-LOCK_SECONDS = 2.0  # of waiting for another process before it is said
+ABANDONED_SECONDS = 24 * 3600.0  # after which a folder that nobody writes to is that of a killed process
 
 OTHER_CACHE = "data.cache_dir=DIR keeps the tokens elsewhere"
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ def prepare(
     `downloads`: whether a text of the Hub may be downloaded, if its tokens are not there.
     """
     sources = open_sources(config)
-    held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
+    held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
     identity |= {key: getattr(config, key) for key in SELECTING}
     states = identity["states"] = [source.state() for source in sources]
@@ -103,14 +105,12 @@ def prepare(
         if config.source == "hub" and not downloads:
             place = f"{sources[0].place}: its tokens are not in {folder.parent}"
             raise UserError(f"{place}; give a text: data=text data.path=FILE")
-        with _naming(folder.parent), _locked(folder):
-            if not _is_whole(folder):  # another process may have built it meanwhile
-                write = _write_given if config.source == "tokens" else _write_encoded
-                with _replacing(folder) as partial:
-                    write(partial, sources, config, tokenizer, quiet)
-                    if [source.state() for source in sources] != states:
-                        reason = "the text changed while it was being read; run the same command again"
-                        raise UserError(f"{sources[0].place}: {reason}")
+        write = _write_given if config.source == "tokens" else _write_encoded
+        with _naming(folder.parent), _replacing(folder, folder.exists()) as partial:
+            write(partial, sources, config, tokenizer, quiet)
+            if [source.state() for source in sources] != states:
+                reason = "the text changed while it was being read; run the same command again"
+                raise UserError(f"{sources[0].place}: {reason}")
     data = _open(folder, sources)
     for name, tokens, needed in (("training", data.train, config.seq_len + 1), ("validation", data.val, 2)):
         if len(tokens) < needed:
@@ -129,9 +129,12 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
     cache = config.cache / "tokens"
     with _naming(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-        with temporary_file(cache / "text") as (_, path), tempfile.TemporaryFile(dir=cache) as file:
-            text = _read(open_source(config), path, config, quiet)
+        _make_cache(cache)
+        with (
+            tempfile.TemporaryDirectory(".partial", dir=cache) as folder,
+            tempfile.TemporaryFile(dir=cache) as file,
+        ):
+            text = _read(open_source(config), Path(folder, "text"), config, quiet)
             for ids in encode(tokenizer, text.whole(), "encoding", quiet):
                 file.write(ids.data)
             file.flush()
@@ -152,7 +155,7 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is there and its files match their checksum. Its name says which state of the text it holds."""
+    """Whether a folder is there and its files match their checksum. Its name says which text it holds."""
     if not folder.exists():
         return False
     try:
@@ -178,6 +181,9 @@ def _write_encoded(
     if val_texts:  # both are used whole
         train, val, uncut = texts[0].whole(), texts[1].whole(), 0.0
         data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
+    elif config.fold is not None:
+        train, val, data_hash = split_fold(texts[0], config.fold, config.val_fraction)
+        uncut = 0.0
     else:
         train, val, data_hash, uncut = split(texts[0], config.val_fraction, config.val_max_bytes)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
@@ -326,37 +332,35 @@ def _naming(cache: Path) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror}; {OTHER_CACHE}", str(place)) from error
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to be written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder.with_suffix(".lock"))
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except filelock.Timeout:
-        log.info("%s: is being written by another process; waiting for it", folder)
-        lock.acquire()
-    except OSError as error:  # of a file system without locks, whose error names no file
-        raise OSError(error.errno, error.strerror, str(folder.parent)) from error
-    try:
-        for partial in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
-            with suppress(filelock.Timeout, OSError), filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
-                shutil.rmtree(partial, ignore_errors=True)
-        yield
-    finally:
-        lock.release()
+def _make_cache(cache: Path) -> None:
+    """Make the folder, without what processes that were killed long ago have left in it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for left in cache.glob("*.partial"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left)
 
 
 @contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """An empty folder that takes the place of `folder` at the end, or is removed on an error. Its lock is held."""
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
-    partial.mkdir()
+def _replacing(folder: Path, replaces: bool) -> Iterator[Path]:
+    """An empty folder beside `folder`, which takes its name at the end, or is removed on an error.
+
+    `replaces`: whether it takes the place of a folder that is there.
+    """
+    cache = folder.parent
+    _make_cache(cache)
+    partial, old = (Path(tempfile.mkdtemp(".partial", f"{folder.name}-", cache)) for _ in range(2))
     try:
         yield partial
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-        sync_folder(folder.parent)
+        partial.chmod(0o755)  # as mkdir makes it; mkdtemp closes it to others
+        if replaces and folder.exists():
+            os.rename(folder, old)
+        try:
+            os.rename(partial, folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise  # else another process was faster, and its bytes are the same
+        sync_folder(cache)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (partial, old):
+            shutil.rmtree(left, ignore_errors=True)

@@ -7,10 +7,7 @@ import hashlib
 import io
 import json
 import os
-import platform
-import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,30 +16,7 @@ from typing import IO, Any
 import yaml
 
 PARTIAL = ".partial-"  # beginning of the name of a temporary file
-HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-STALE_SECONDS = 3600.0  # without a change to a temporary file of another machine
-
-
-@contextmanager
-def temporary_file(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A file beside `path` and its temporary name, at which it is deleted at the end unless it has been renamed.
-
-    It is locked, by which another process sees whether it is still needed: those beside it that killed processes of
-    this machine left are deleted first.
-    """
-    _remove_unlocked(path.parent.glob(f".partial-{HOST}-*"))
-    temporary = path.with_name(f".partial-{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
-    try:
-        while True:
-            with open(temporary, "xb") as file:
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file.fileno()).st_nlink:  # else another process has deleted it before it was locked
-                    yield file, temporary
-                    return
-    finally:
-        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first one
-            temporary.unlink()
+LOCK = ".lock"  # in a folder of a run or an ablation; the kernel keeps it
 
 
 @contextmanager
@@ -51,17 +25,21 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     It is written under a temporary name beside it, synced to disk, then renamed.
     """
+    temporary = path.with_name(f"{PARTIAL}{uuid.uuid4().hex[:12]}-{path.name[:100]}")
     try:
-        with temporary_file(path) as (file, temporary):
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            temporary.replace(path)  # while it is locked
+        temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:  # for example a full disk: name the final path
         if type(error) is OSError and error.errno is None:  # numpy has written less than it was to
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first one
+            temporary.unlink()
 
 
 def sync_folder(path: Path) -> None:
@@ -75,19 +53,25 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the temporary files of killed processes, whose locks the kernel has taken away.
+    """Delete the temporary files that killed processes left in a folder whose lock the caller holds.
 
-    Locks of other machines may not be seen, so theirs are told by their age.
+    Files in a folder below whose own lock is held, such as that of a run, are left to that process.
     """
-    _remove_unlocked(folder.rglob(".partial-*"))
-
-
-def _remove_unlocked(paths: Iterable[Path]) -> None:
-    for path in paths:
-        with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process holds it
-            if path.name.startswith(f".partial-{HOST}-") or time.time() - path.stat().st_mtime > STALE_SECONDS:
+    for path in folder.rglob(f"{PARTIAL}*"):
+        below = path.relative_to(folder).parents
+        if not any(_is_locked(folder / parent / LOCK) for parent in below if parent != Path()):
+            with suppress(OSError):  # it may be renamed by now
                 path.unlink()
+
+
+def _is_locked(lock: Path) -> bool:
+    """Whether a process holds a lock, which the kernel takes away when the process ends."""
+    with suppress(OSError), open(lock, "r+b") as file:  # there is none, or the file system has no locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def sync_files(paths: Iterable[Path]) -> None:

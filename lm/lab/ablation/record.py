@@ -16,7 +16,7 @@ from lm.config import build, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
 from lm.lab.ablation.settings import RECORD, AblateConfig, Question
-from lm.system.files import json_sha256, read_json, write_json, write_text
+from lm.system.files import json_sha256, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 
 FILE, LOCK = RECORD, ".lock"
@@ -269,7 +269,9 @@ def lock_output_dir(path: Path) -> AbstractContextManager[object]:
     """Hold the folder while working in it. Raises UserError if another process does."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(path / LOCK).acquire(blocking=False)
+        lock = filelock.FileLock(path / LOCK).acquire(blocking=False)
+        remove_partial(path)
+        return lock
     except filelock.Timeout:
         raise UserError(f"output_dir={path}: another process is at work there") from None
     except OSError as error:

@@ -26,7 +26,7 @@ from lm.lab.ablation.statistics import interval
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render
-from lm.system.files import json_sha256, remove_partial, write_text
+from lm.system.files import json_sha256, write_text
 from lm.system.terminal import duration, format_table, printable, signed
 
 ALT = {  # what is read aloud in place of a figure
@@ -67,7 +67,6 @@ def write_pages(
     """The pages of a context and its details, with the figures that there are, and the content of report.json."""
     svg = {name: figure for name, figure in drawn.items() if figure is not None}
     page = context | details | {"svg": {name: inline(figure, ALT[name]) for name, figure in svg.items()}}
-    remove_partial(folder)
     (folder / "figures").mkdir(exist_ok=True)
     for name, figure in svg.items():
         write_text(folder / "figures" / f"{name}.svg", figure)

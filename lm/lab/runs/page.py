@@ -17,7 +17,7 @@ from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inlin
 from lm.lab.report.pages import render
 from lm.lab.runs.curves import curve, read_curves, tail
 from lm.lab.runs.find import FoundRun, read_run
-from lm.system.files import remove_partial, write_text
+from lm.system.files import write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_samples
 
@@ -51,7 +51,6 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "facts_of_run": [*_facts(result)] if result else [],
         "commands": [*_commands(run)],
     }
-    remove_partial(run_dir)
     write_text(run_dir / "report.html", render("run.html.j2", **context))
     return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
 
