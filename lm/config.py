@@ -383,7 +383,7 @@ class OptimConfig:
             if (self.name == "muon") != (value is not None):
                 raise UserError(f"optim.{key}={value}: expected with optim=muon, and only there")
         require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
-        require(1 <= (self.ns_steps or 1) <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
+        require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         are_decays = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(are_decays, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
         is_decay = self.ema is None or 0 < self.ema < 1
@@ -589,6 +589,13 @@ REQUESTED = (
     "trainer.max_epochs",
     "max_minutes",
 )
+# The values of settings that leave the decision to the machine.
+OPEN: dict[str, tuple[Any, ...]] = {
+    "trainer.accelerator": ("auto", "gpu"),
+    "trainer.precision": ("auto",),
+    "loss": ("auto",),
+    "threads": (None,),
+}
 HASHES = ("data_hash", "tokenizer_hash")
 
 
@@ -660,15 +667,22 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """Return the keys in which the run of a config.yaml and requested settings differ.
 
-    A setting that was left open agrees with the request and with the decision. The number of
-    threads counts on a CPU, where it changes the rounding. A hash counts if both sides have it.
+    A setting that the machine or the text decided agrees with the decision, with the request of the
+    time, and with a request that leaves it open. The number of threads counts on a CPU, where it
+    changes the rounding. A hash counts if both sides have it.
     """
     before, now = deciding_settings(saved), deciding_settings(settings)
-    requested = saved["requested"]
     if saved["trainer"]["accelerator"] == "cpu":
         before["threads"], now["threads"] = saved["threads"], settings["threads"]
     keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
-    return sorted(key for key in keys if now.get(key) not in (before.get(key), requested.get(key, before.get(key))))
+    return sorted(key for key in keys if not _agrees(key, before, now, saved["requested"]))
+
+
+def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:
+    value = now.get(key)
+    if key in OPEN and value in OPEN[key]:
+        return True
+    return value in (before.get(key), requested.get(key, before.get(key)))
 
 
 # --- dataclasses from files

@@ -195,13 +195,10 @@ Outcome = tuple[int, str, str]
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
     """Run scripts/NAME.py in this process: its exit code, standard output and standard error."""
     import lm.cli.main
-    import lm.cli.train
 
     def run(name: str | None, *args: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py" if name else "lm-lab", *args])
         monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
-        monkeypatch.setattr(lm.cli.main, "failed_jobs", [])
-        monkeypatch.setattr(lm.cli.train, "finished", [])
         with pytest.raises(SystemExit) as left:
             lm.cli.main.main(name)
         return (int(left.value.code or 0), *capsys.readouterr())

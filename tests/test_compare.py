@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from tests.test_recipe import TEXT
 
 from lm import compare
 from lm.cli.compose import compose
@@ -16,6 +15,7 @@ from lm.errors import UserError
 from lm.lab.commands.ablate import hydra_words
 from lm.lab.commands.question import question_in_a_line, write_question
 
+TEXT = "To be, or not to be: that is the question.\n" * 100
 TINY = [
     *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=16"),
     *("data.seq_len=16", "data.batch_size=2", "trainer.max_steps=4", "validation.every=0", "trainer=cpu", "threads=1"),

@@ -135,7 +135,7 @@ PATIENT, NEVER = {"checkpoint": CheckpointConfig(best=True, patience=3)}, {"vali
 REFUSED += [
     *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
     *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
-    (RunConfig, MINUTES | {"max_tokens": 1000}, "max_minutes=1.0"),
+    (RunConfig, MINUTES | {"max_tokens": 1000}, "max_tokens=1000 max_minutes=1"),
     (RunConfig, PATIENT | EVERY, "diagnostics.every=5"),
     (RunConfig, {"checkpoint": CheckpointConfig(patience=3)} | NEVER, "checkpoint.patience"),
 ]
@@ -365,6 +365,7 @@ def test_every_file_opens_with_the_command_that_uses_it() -> None:
         assert script, path
         assert (CONFIGS.parent / script[1]).is_file(), path
         is_default = path.parent == CONFIGS or path.stem == DEFAULT.get(path.parent.name)
+        is_default |= path.parent.name == "rates"  # chosen by the optimizer and the head
         assert f"{path.parent.name}={path.stem}" in command or is_default, path
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from math import log2
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +11,13 @@ from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import DataConfig, ModelConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig
 from lm.data import ngram, tokens
 from lm.data.batches import TrainingStream
 from lm.data.ngram import ORDER, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.targets import ExpectedTokens
-from lm.model.size import n_params
-from lm.training.log import log_baseline
-from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.runs import short_run
 
@@ -135,33 +131,6 @@ def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, mo
     assert 0.9 * 10_000 / cut < data.ngram_share < 1.01 * 10_000 / cut
     assert data.baselines["ngram"] == pytest.approx(whole.baselines["ngram"], rel=0.25)
     assert data.baselines["ngram"] != whole.baselines["ngram"]
-
-
-MINUTES, STEPS = {"max_minutes": 0.005}, {"max_steps": 700}
-SMOOTHED = {"ngram_smoothing": 0.5, "loss_temperature": 0.7}
-SMALL = ModelConfig(n_layers=1, d_model=4, n_heads=1, d_ff=4)
-ADVICE = [  # changes of a run, and words of its line
-    ({"tokenizer": TokenizerConfig(vocab_size=300)}, ["the run was short", "trainer.max_steps="]),
-    (STEPS | {"tokenizer": TokenizerConfig(vocab_size=300)}, ["too often", "experiment=chars_10k"]),
-    (MINUTES, ["short", "max_minutes="]),
-    (STEPS, ["read 11.6 times", "trainer.max_steps=243"]),
-    (STEPS | {"model": replace(SMALL, dropout=0.3)}, ["read 11.6 times", "ngram_smoothing=0.5"]),
-    (STEPS | SMOOTHED | {"model": replace(SMALL, dropout=0.3)}, ["too sure", "loss_temperature=0.6"]),
-    ({"max_steps": 300, "model": SMALL}, ["small", "model.d_model=8"]),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), ADVICE)
-def test_a_run_above_the_ngram_says_what_to_change(
-    changes: dict[str, Any], words: list[str], text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = short_run(text_file, tmp_path / "run", **changes)
-    data = prepare(run.data, run.tokenizer)
-    net = build_model(run, data.tokenizer.vocab_size)
-    sizes = {"tokens": run.trainer.max_steps * run.tokens_per_step, "n_params": n_params(net)}
-    log_baseline(run, data, sizes | {"val_bpb": 9.0})
-    for word in ("9.000", f"{data.baselines['ngram']:.3f}", *words):
-        assert word in caplog.text
 
 
 def test_a_run_below_the_ngram_says_nothing(text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

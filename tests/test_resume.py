@@ -306,12 +306,11 @@ def test_without_resume_a_run_starts_again_once(
     """Not where torchrun starts it again; and no command that follows does it, for it is not saved."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
     run = killed(UNTIED, 21, tmp_path / "run")
-    verify = replace(run.data, verify=True)
-    train(replace(run, checkpoint=CheckpointConfig(every=10, resume=False), data=verify))
+    train(replace(run, checkpoint=CheckpointConfig(every=10, resume=False)))
     assert result(tmp_path / "run")["resumed_from"] == resumed_from
     assert outcome(run) == outcome(whole(UNTIED))
     again = composed(f"run_dir={tmp_path / 'run'}")
-    assert (again.checkpoint.resume, again.checkpoint.every, again.data.verify) == (True, 10, False)
+    assert (again.checkpoint.resume, again.checkpoint.every) == (True, 10)
 
 
 def test_a_full_disk_loses_nothing(whole: Runs, killed: Runs, tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data import tables
 from lm.data.paths import listed, text_size
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from lm.errors import UserError
+from lm.lab.sources import tables
 from lm.lab.sources.tables import columns_of
 from tests.helpers import hub, texts
 

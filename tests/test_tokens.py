@@ -322,13 +322,13 @@ def test_what_lies_beyond_max_bytes_is_not_looked_at(source: DataConfig, monkeyp
     assert len(folders(source)) == 1
 
 
-def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_encoded_once(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
     read = sources.Files.documents
     monkeypatch.setattr(sources.Files, "documents", lambda *given: reads.append(given) or read(*given))
-    for n, verify in ((1, False), (1, False), (2, True), (2, False)):
-        prepare(replace(source, verify=verify), BYTE)
-        assert len(reads) == n
+    for _ in range(2):
+        prepare(source, BYTE)
+        assert len(reads) == 1
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,3 +501,22 @@ def test_tokens_whose_bytes_cannot_be_told_are_refused_or_that_is_said(
     caplog.clear()
     assert prepare(config, own).val_bytes == len("def a(x): return x")
     assert "bits per byte" in caplog.text
+
+
+@pytest.mark.parametrize("names", [["text.txt"], [f"{i}.txt" for i in range(80)]])
+def test_folds_part_a_text_and_one_of_them_is_the_usual_split(names: list[str], tmp_path: Path) -> None:
+    """Each byte is held out once, and the training text has the rest."""
+    (tmp_path / "texts").mkdir()
+    for i, name in enumerate(names):
+        (tmp_path / "texts" / name).write_text(f"ä{i} b\n" * (400 if len(names) == 1 else 20))
+    config = DataConfig(source="text", path=str(tmp_path / "texts"), seq_len=8, cache_dir=str(tmp_path / "cache"))
+    tokenizer = TokenizerConfig(kind="byte", vocab_size=None)
+    usual = prepare(config, tokenizer)
+    folds = [prepare(replace(config, fold=i), tokenizer) for i in range(config.n_folds)]
+    size = sum(path.stat().st_size for path in (tmp_path / "texts").iterdir())
+    assert sum(data.val_bytes for data in folds) == size
+    same = folds[-1] if len(names) == 1 else folds[0]
+    assert (same.val.tolist(), same.train.tolist()) == (usual.val.tolist(), usual.train.tolist())
+    assert len({data.hash for data in folds}) == len(folds)
+    if len(names) == 1:
+        assert folds[3].documents().tolist() == [0, folds[3].documents()[1]], "what stands before and after the fold"

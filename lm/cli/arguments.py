@@ -96,22 +96,29 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
     name = typed.lstrip("-+~").replace("-", "_").lower()
     if not equals and "=" not in following and not following.startswith("-"):
         value = following
-    last = {key: key.rpartition(".")[2] for key in kinds}
-    meant = NAMES.get(name)
-    if meant not in kinds:
-        same = [key for key, part in last.items() if part == name.rpartition(".")[2]]
-        spellings = {(key if "." in name else part): key for key, part in last.items()}
-        close = difflib.get_close_matches(name, spellings, 1, 0.75)
-        meant = next(iter(same), None) or next((spellings[spelling] for spelling in close), None)
     what = "flag" if typed.startswith("-") else "key"
-    if meant is None:
-        return f"{typed}: no such {what}; --help shows the settings"
-    if bool in (kinds[meant], *get_args(kinds[meant])) and value not in ("true", "false"):
+    meant = " or ".join(_assigned(key, value, kinds) for key in _similar_keys(name, kinds))
+    return f"{typed}: no such {what}; {f'did you mean {meant}?' if meant else '--help shows the settings'}"
+
+
+def _similar_keys(name: str, kinds: Kinds) -> list[str]:
+    """Return the settings that a name may mean: by its everyday name, its last part, or nearly its spelling."""
+    if NAMES.get(name) in kinds:
+        return [NAMES[name]]
+    last = {key: key.rpartition(".")[2] for key in kinds}
+    if same := [key for key, part in last.items() if part == name.rpartition(".")[2]]:
+        return same
+    spellings = {(key if "." in name else part): key for key, part in last.items()}
+    return [spellings[spelling] for spelling in difflib.get_close_matches(name, spellings, 1, 0.75)]
+
+
+def _assigned(key: str, value: str, kinds: Kinds) -> str:
+    """Return a setting with a value as it is typed in a shell."""
+    if key == "data.path":
+        return shlex.join(text_settings(value or "FILE"))
+    if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"
-    assigned = shlex.quote(f"{meant}={value or 'VALUE'}")
-    if meant == "data.path":
-        assigned = shlex.join(text_settings(value or "FILE"))
-    return f"{typed}: no such {what}; did you mean {assigned}?"
+    return shlex.quote(f"{key}={value or 'VALUE'}")
 
 
 def wrong_value(override: str, kinds: Kinds) -> str:
@@ -190,6 +197,11 @@ class Words(NamedTuple):
     flags: list[str]  # of Hydra, with their values
     overrides: list[str]  # key=value, and Hydra's ~key
     bare: list[str]
+
+
+def is_completion(args: Sequence[str]) -> bool:
+    """Whether a shell asks Hydra for completions."""
+    return bool({"-sc", "--shell-completion"} & {*args})
 
 
 def classify(args: Sequence[str], kinds: Kinds) -> Words:
@@ -341,7 +353,8 @@ def _in_words(size: float) -> str:
 # --- text in Hydra's grammar
 
 # Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
-NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
+# A path below the home folder begins with a character that Hydra's grammar lacks.
+ODD_TEXT = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?|~.*", re.IGNORECASE)
 
 
 def quoted(text: str) -> str:
@@ -355,7 +368,7 @@ def quoted(text: str) -> str:
 
 
 def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
-    """Return an override as Hydra reads it: the path of a text is quoted, and digits that are text.
+    """Return an override as Hydra reads it: the path of a text is quoted, and text of digits.
 
     >>> for_hydra("data.path=a (1).txt", {"data.path": str}), for_hydra("seed=1", {"seed": int})
     ("data.path='a (1).txt'", 'seed=1')
@@ -366,10 +379,10 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
         return override
     if list[str] in parts and value.startswith("["):
         elements = [element.strip() for element in value[1:-1].split(",")]
-        return f"{key}=[{','.join(quoted(e) if NUMBER.fullmatch(e) else e for e in elements)}]"
+        return f"{key}=[{','.join(quoted(e) if ODD_TEXT.fullmatch(e) else e for e in elements)}]"
     values = values_of(override) if is_sweep else [value]
     is_path = key == "data.path" and value != "null" and not re.match(r"(choice|glob|range)\(", value)
-    shown = [quoted(v) if is_path or NUMBER.fullmatch(v) else v for v in values]
+    shown = [quoted(v) if is_path or ODD_TEXT.fullmatch(v) else v for v in values]
     return f"{key}={','.join(shown)}"
 
 
@@ -379,6 +392,8 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]
     >>> hydra_words(["experiment=none", "seed=1"], {"seed": int})
     (['experiment=none', 'seed=1'], [])
     """
+    if is_completion(args):
+        return [*args], []
     words = classify(args, kinds)
     overrides = with_text(words)
     recipe, notes = recipe_for(overrides)

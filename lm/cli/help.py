@@ -81,9 +81,8 @@ def _filled(text: str, width: int) -> str:
 
 def _row(name: str, meaning: str, width: int, column: int = COLUMN) -> str:
     """Return a name and its meaning, wrapped at the width of the terminal."""
-    head = f"  {name:{column - 3}} "
-    line = f"{head}{meaning}".rstrip()
-    return textwrap.fill(line, width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False)
+    line = f"  {name:{column - 3}} {meaning}".rstrip()
+    return textwrap.fill(line, width, subsequent_indent=" " * column, break_on_hyphens=False)
 
 
 def settings(schema: Any, values: Any = None, prefix: str = "") -> Iterator[Setting]:

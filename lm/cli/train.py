@@ -45,7 +45,7 @@ def run(args: list[str]) -> int:
     typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
     register("train", RunConfig)
     finished: list[tuple[list[str], dict[str, Any]]] = []  # overrides and result of each run
-    codes = [0]
+    codes, errors = [0], list[Exception]()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     def job(config: DictConfig) -> float | None:
@@ -55,10 +55,11 @@ def run(args: list[str]) -> int:
         sys.argv = typed
         try:
             result = _train(config, overrides, is_sweep, notes)
-        except Exception as error:
-            if not is_sweep:
-                raise
-            codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+        except Exception as error:  # Hydra would print lines of its own
+            if is_sweep:
+                codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+            else:
+                errors.append(error)
             return None
         if result is None:
             return None
@@ -67,6 +68,8 @@ def run(args: list[str]) -> int:
 
     with explaining(args, kinds):
         job()
+    for error in errors:
+        raise error
     if len(finished) > 1:
         print(format_table(sweep_table(finished)))
     return max(codes)

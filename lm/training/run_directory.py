@@ -139,10 +139,11 @@ class RunDirectory:
         own = {key: value for key, value in decided.items() if "." not in key}
         return replace(run, trainer=replace(run.trainer, **trainer), max_tokens=None, **own)
 
-    def check_same_run(self, run: RunConfig, hashes: dict[str, str]) -> None:
+    def check_same_run(self, run: RunConfig, hashes: dict[str, str], ignored: str = "") -> None:
         """Raise UserError naming what differs if `run` is not the run of this directory."""
         saved, settings = self.read_config(), requested_settings(run) | hashes
-        if not (keys := same_run(saved, settings)):
+        keys = [key for key in same_run(saved, settings) if key != ignored]
+        if not keys:
             return
         before, now = flat(saved), flat(settings)
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
@@ -179,7 +180,7 @@ class RunDirectory:
         saved = self.read_config()
         if not saved:
             raise UserError(f"{self.config}: no such file; the directory of a run needs one")
-        self.check_same_run(run, hashes or {})
+        self.check_same_run(run, hashes or {}, ignored="threads")
         if hashes is None:
             before, now = flat(saved), flat(requested_settings(run))
             of_text = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lm.cli.arguments import for_hydra, kinds_of
 from lm.cli.compose import compose
 from lm.config import (
     CheckpointConfig,
@@ -91,8 +92,9 @@ def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 
 def composed(*overrides: str) -> RunConfig:
-    """The configuration of train with these overrides; with run_dir=RUN that of the run there."""
-    return compose("train", overrides, RunConfig)
+    """Return the configuration of train with these words; with run_dir=RUN alone that of the run there."""
+    kinds = kinds_of(RunConfig)
+    return compose("train", [for_hydra(word, kinds) for word in overrides], RunConfig)
 
 
 # --- the files of a run

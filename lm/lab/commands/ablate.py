@@ -26,6 +26,7 @@ from lm.cli.arguments import (
     Words,
     classify,
     for_hydra,
+    is_completion,
     key_of,
     kinds_of,
     quoted,
@@ -65,22 +66,24 @@ def run(args: list[str]) -> int:
     words, question, notes = hydra_words(args)
     typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
     register("ablate", AblateConfig)
-    codes = [0]
+    codes, errors = [0], list[Exception]()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
     def job(config: DictConfig) -> None:
         overrides = [*HydraConfig.get().overrides.task]
         sys.argv = typed
-        ablation = to_dataclass(config, overrides, AblateConfig)
-        for note in notes:
-            print(f"reading {note}", file=sys.stderr, flush=True)
-        if "ablation" not in map(key_of, overrides):
-            default = HydraConfig.get().runtime.choices["ablation"]
-            print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
-        codes.append(_answer(ablation, question))
+        try:
+            ablation = to_dataclass(config, overrides, AblateConfig)
+            for note in notes:
+                print(f"reading {note}", file=sys.stderr, flush=True)
+            codes.append(_answer(ablation, question))
+        except Exception as error:  # Hydra would print lines of its own
+            errors.append(error)
 
     with explaining(args, OWN | TRAIN):
         job()
+    for error in errors:
+        raise error
     return max(codes)
 
 
@@ -137,6 +140,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, li
 
     Settings of train become a list, the setting `overrides`.
     """
+    if is_completion(args):
+        return [*args], None, []
     words = classify(args, TRAIN | OWN | IN_A_LINE)
     if {"-m", "--multirun"} & {*words.flags}:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
