@@ -1,4 +1,4 @@
-"""Linear and the CPU kernel of RMSNorm, and facts about softmax, cross-entropy and argmax that are often stated wrongly."""
+"""Linear, the RMSNorm of a CPU, and facts about softmax, cross-entropy and argmax that are often stated wrongly."""
 
 import math
 from collections.abc import Callable

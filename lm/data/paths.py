@@ -16,7 +16,12 @@ from typing import IO, Any, NoReturn
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import expanded
 
-SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv", ".tsv"), "parquet": (".parquet",), "tokens": (".bin",)}
+SUFFIXES = {
+    "json": (".json", ".jsonl", ".ndjson", ".jl", ".jsonlines"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+    "tokens": (".bin",),
+}
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
 BLOCK = 1 << 20  # bytes that are read at a time
 RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
