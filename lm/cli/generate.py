@@ -89,7 +89,7 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
     is_stdin = config.prompt_file == "-"
     with reading(Path("standard input" if is_stdin else config.prompt_file), "UTF-8"):
         content = sys.stdin.buffer.read() if is_stdin else Path(config.prompt_file).read_bytes()
-        return iter([content.decode()])
+        return iter([content.decode("utf-8-sig")])
 
 
 def _typed_lines() -> Iterator[str]:

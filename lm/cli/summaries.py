@@ -118,7 +118,8 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
 def next_lines(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Commands to paste: they take the newest run by themselves."""
     run = [] if newest_run(Path("runs")) == path else [str(path)]
-    prompt = result["samples"][0]["prompt"] if result["samples"] else "Once upon a time"
+    prompts = [sample["prompt"] for sample in result["samples"]]
+    prompt = next((text for text in prompts if printable(text) == text), "Once upon a time")  # a pasted one is verbatim
     yield command_line("generate", *run, _beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
     yield command_line("look", *run)
     if config["data"]["source"] in ("stdlib", "text") and not config["init_from"]:
@@ -127,7 +128,7 @@ def next_lines(path: Path, result: Mapping[str, Any], config: Mapping[str, Any])
 
 def _beginning(prompt: str) -> str:
     """The first words of a prompt, as a word that is no setting and no flag."""
-    words = printable(prompt).splitlines()[0] if prompt.strip() else ""
+    words = prompt.splitlines()[0] if prompt.strip() else ""
     if len(words) > WORDS:
         words = words[:WORDS].rpartition(" ")[0] or words[:WORDS]
     return words if re.fullmatch(r"\w[\w ,.:;!?'()-]*", words) else f"prompt={words}"
