@@ -49,6 +49,19 @@ def test_round_trip(head: str, tmp_path: Path) -> None:
     assert generate(again, tokenizer, "the", 5) == generate(net, BPE, "the", 5)
 
 
+def test_a_model_has_the_precision_of_its_file_whatever_the_default_is(folder: Path) -> None:
+    expected = load_model(folder)[0](TOKENS)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        net, _ = load_model(folder)
+        logits = net(TOKENS)
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+    assert torch.equal(logits, expected)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_saved_before_untying_is_what_was_trained(tied: bool, tmp_path: Path) -> None:
     """While it is tied its own matrix is out of date, so the folder holds the embedding twice. `net` is not changed."""
