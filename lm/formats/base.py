@@ -115,4 +115,6 @@ def _training_of(folder: Path) -> tuple[int | None, int | None]:
     with reading(path):
         result = read_json(path)
         before = result["init_from"] or {"steps": 0, "tokens": 0}
+        if None in (before["steps"], before["tokens"]):  # it started from weights without a record of their training
+            return None, None
         return result["steps"] + before["steps"], result["tokens"] + before["tokens"]
