@@ -38,18 +38,18 @@ def score(config: EvaluateConfig) -> int:
     pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
-    from lm.inference.evaluate import check, evaluate_run
+    from lm.inference.evaluate import Inputs, check, evaluate_run
 
     for pair in pairs:
         check(pair)
     several = config.texts is not None or config.run_dir not in (None, pairs[0].run_dir)
     bar = sys.stderr.isatty()
-    scores, failed = list[dict[str, Any]](), list[UserError]()
+    scores, failed, inputs = list[dict[str, Any]](), list[UserError](), Inputs()
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
         text = "validation text" if pair.data is None else without_secrets(pair.data.path or pair.data.source)
         try:
             with error_prefix(f"run_dir={pair.run_dir}, {text}") if several else nullcontext():
-                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
+                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar, inputs)})
         except UserError as error:  # the others are scored all the same
             failed.append(error)
     if not scores:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.config import EvaluateConfig, RunConfig, UserError
+from lm.config import DataConfig, EvaluateConfig, RunConfig, UserError
 from lm.data.batches import IGNORED, validation_batches, validation_windows
+from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData, encode_whole
 from lm.formats.base import model_folder, read_settings
 from lm.formats.folder import load_model
@@ -113,10 +115,29 @@ def check(config: EvaluateConfig) -> None:
         own_text(Path(str(config.run_dir)))
 
 
-def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
-    """Score a finished run on its own validation text, or on the whole of another text. Raises UserError."""
+class Inputs:
+    """The models and texts of several scores: the newest model, and each text once for each tokenizer."""
+
+    def __init__(self) -> None:
+        self.load = lru_cache(maxsize=1)(load_model)
+        self.encoded: dict[tuple[str, str], tuple[np.ndarray, int]] = {}
+
+    def encode(self, text: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
+        """Return the tokens (n,) of a text and its number of bytes."""
+        key = repr(text), tokenizer.hash
+        if key not in self.encoded:
+            self.encoded[key] = encode_whole(text, tokenizer, not bar)
+        return self.encoded[key]
+
+
+def evaluate_run(config: EvaluateConfig, bar: bool = False, inputs: Inputs | None = None) -> dict[str, Any]:
+    """Score a finished run on its own validation text, or on the whole of another text.
+
+    `inputs` are those of scores before this one. Raises UserError.
+    """
     set_threads(config.threads)
-    net, tokenizer = load_model(str(config.run_dir), config.classes)
+    inputs = inputs or Inputs()
+    net, tokenizer = inputs.load(str(config.run_dir), tuple(config.classes))
     if (config.seq_len or 1) > net.seq_len:
         raise UserError(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
@@ -125,7 +146,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         data, _ = own_data(Path(str(config.run_dir)), bar)
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
-        tokens, n_bytes, train = *encode_whole(config.data, tokenizer, not bar), None
+        tokens, n_bytes, train = *inputs.encode(config.data, tokenizer, bar), None
     details = [Details(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     net, unscored = net.to(best_device()), tokenizer.unscored
