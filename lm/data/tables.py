@@ -53,7 +53,8 @@ def _json_rows(file: Path | str, column: str | None) -> Iterator[Any]:
 def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
     """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
-    In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as the header, and empty ones at its end if every row has them. Raises UserError.
+    In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
+    the header, and empty ones at its end if every row has them. Raises UserError.
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
