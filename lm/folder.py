@@ -239,15 +239,20 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
 
     from lm.model.transformer import Transformer
 
-    # A class of the user's own may have tensors that no file holds.
-    with torch.device("cpu" if foreign_classes(settings.model) else "meta"):
-        net = Transformer(
-            settings.model,
-            settings.head,
-            vocab_size=settings.vocab_size,
-            seq_len=settings.seq_len,
-            document_separator=settings.document_separator,
-        )
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # whatever a notebook has set
+    try:
+        # A class of the user's own may have tensors that no file holds.
+        with torch.device("cpu" if foreign_classes(settings.model) else "meta"):
+            net = Transformer(
+                settings.model,
+                settings.head,
+                vocab_size=settings.vocab_size,
+                seq_len=settings.seq_len,
+                document_separator=settings.document_separator,
+            )
+    finally:
+        torch.set_default_dtype(default)
     net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
     return net
 

@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import weakref
@@ -30,6 +31,7 @@ from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.settings import AblateConfig
 from lm.lab.commands import ablate
+from lm.system.terminal import printable
 
 Command = Callable[..., Outcome]
 
@@ -265,6 +267,24 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     report_error(UserError("a\x1b[2J\nb"))
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
+
+
+def test_spaces_and_joiners_of_a_language_stay_and_what_steers_is_escaped() -> None:
+    letters = "\u3000今天\xa0: «\u202fViens\xa0!\u202f» \u0645\u06cc\u200c\u062e क्\u200dष a\xadb\u200e\u200f\t\n"
+    assert printable(letters) == letters
+    for steering in "\x1b\r\x85\u2028\u202e\u2066\ue000\ud800\U000e0041\u0378":
+        assert printable(steering) == steering.encode("unicode_escape").decode()
+
+
+def test_a_prompt_to_paste_is_verbatim(tmp_path: Path) -> None:
+    config = {"data": {"source": "hub"}, "init_from": None}
+    for prompts, pasted in (
+        (["Dan dit\xa0: «"], "Dan dit\xa0: «"),
+        (["a\x1bb", "c d"], "c d"),
+        (["a\x1bb"], "Once upon a time"),
+    ):
+        result = {"samples": [{"prompt": prompt} for prompt in prompts]}
+        assert shlex.split(next(train.next_commands(tmp_path, result, config)))[-2].removeprefix("prompt=") == pasted
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -269,6 +269,15 @@ def test_the_first_loss_is_the_loaded_models(home: Path, tmp_path: Path, head: s
     assert abs(first - again) > 1e-3
 
 
+def test_a_chain_from_weights_without_a_record_has_unknown_steps(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "tied/model", tmp_path / "weights")
+    first, scores = train(at_home(home, f"init_from={tmp_path / 'weights'}", f"run_dir={tmp_path / 'first'}"))
+    assert (scores["init_from"]["steps"], scores["init_from"]["tokens"]) == (None, None)
+    chain = read_base(str(first))
+    assert (chain.steps, chain.tokens) == (None, None)
+    assert at_home(home, f"init_from={first}").init_sha256 == chain.sha256
+
+
 @torch.no_grad()
 def loss_of_first_batch(home: Path, run: RunConfig, seed: int) -> float:
     net, _ = load_model(home / "tied")

@@ -29,6 +29,7 @@ from lm.config import DataConfig, DiagnosticsConfig, TokenizerConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer, byte_tokenizer
+from lm.data.tokens import encode_whole
 from lm.errors import UserError
 from lm.folder import load_model
 from lm.lab.formats.huggingface import export
@@ -212,6 +213,27 @@ def test_several_are_a_list_a_table_and_a_figure(
     assert "Loss by frequency" in labels
     (alone,), _ = answer(asked(place, run_dir=f"[{place}/a]"), capsys)
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
+
+
+def test_each_model_is_loaded_once_and_each_text_is_encoded_once(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, encoded = list[str](), list[str]()
+
+    def load(run_dir: str, *given: Any) -> Any:
+        loaded.append(run_dir)
+        return load_model(run_dir, *given)
+
+    def encode(config: DataConfig, *given: Any) -> Any:
+        encoded.append(str(config.path))
+        return encode_whole(config, *given)
+
+    monkeypatch.setattr("lm.cli.evaluate.load_model", load)
+    monkeypatch.setattr("lm.data.tokens.encode_whole", encode)
+    scores, _ = answer(asked(place, run_dir=f"[{place}/a,{place}/b]", texts=f"{place}/[ot]*.txt"), capsys)
+    assert len(scores) == 4
+    assert loaded == [f"{place}/a", f"{place}/b"]
+    assert encoded == [f"{place}/one.txt", f"{place}/two, three.txt"]
 
 
 @pytest.mark.parametrize(

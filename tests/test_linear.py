@@ -1,4 +1,4 @@
-"""Linear and its CPU kernels, and facts about softmax, cross-entropy and argmax that are often stated wrongly."""
+"""Linear, the RMSNorm of a CPU, and facts about softmax, cross-entropy and argmax that are often stated wrongly."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from conftest import SEQ
 from torch import Tensor, nn
 
 from lm.decoding import GREEDY, Sampling
-from lm.model.kernels import HAS_ONEDNN, onednn_linear, rms_norm, suits_onednn
+from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
 from tests.helpers.models import build
 
@@ -100,23 +100,7 @@ def test_hooks_fire_because_modules_are_called() -> None:
     assert fired == linears
 
 
-# --- CPU kernels
-
-
-@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
-@each(("shape", "bias"), [((3, 4, 1024), True), ((4, 1024), False)])
-def test_a_large_matrix_goes_through_onednn_in_decoding_alone(shape: tuple[int, ...], bias: bool) -> None:
-    torch.manual_seed(0)
-    weight, x = torch.randn(2048, 1024), torch.randn(shape).transpose(0, -2)
-    b = torch.randn(len(weight)) if bias else None
-    assert not suits_onednn(x, weight), "in training"
-    with torch.no_grad():
-        assert suits_onednn(x, weight)
-        torch.testing.assert_close(onednn_linear(x, weight, b), F.linear(x, weight, b), rtol=1e-5, atol=1e-3)
-        assert not suits_onednn(x, weight[:-1])
-        assert not suits_onednn(x.double(), weight.double())
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not suits_onednn(x, weight)
+# --- RMSNorm on a CPU
 
 
 EPS = 1e-5

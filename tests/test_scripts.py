@@ -121,6 +121,8 @@ def test_generate_in_every_way(command: Command, finished_run: Path, monkeypatch
         return out
 
     assert generated("prompt_file=-", "max_new_tokens=3", content="def ").startswith("def ")
+    Path("marked.txt").write_bytes(b"\xef\xbb\xbfdef ")  # with the byte-order mark of an editor
+    assert generated("prompt_file=marked.txt", "max_new_tokens=3") == generated("prompt=def ", "max_new_tokens=3")
     first, same, other = (generated("prompt=d", "temperature=1.0", f"seed={seed}") for seed in (1, 1, 2))
     assert first == same != other
     typed = generated("interactive=true", "max_new_tokens=3", content="def \nclass \n")

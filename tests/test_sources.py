@@ -242,6 +242,34 @@ def test_a_csv_file_is_read_by_its_rules_or_refused_with_the_row(content: str, t
         assert [text for _, text in load("csv", path)] == expected
 
 
+def test_a_tsv_file_has_no_quoting(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_text('id\ttext\n1\t"Well, said Ada\n2\tBo left\n3\tand so did she."\n4\t"Cleo" slept\n')
+    assert [text for _, text in load("csv", path)] == [
+        '"Well, said Ada',
+        "Bo left",
+        'and so did she."',
+        '"Cleo" slept',
+    ]
+    path.write_text("id\ttext\n1\ta\tb\n")
+    assert "row 0 (line 2): expected 2 cells, found 3; a cell holds no tab" in refusal("csv", path)
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "jl", "jsonlines", "jsonl.gz"])
+def test_json_lines_have_several_endings(ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, lines = tmp_path / f"t.{ending}", b'{"text": "a"}\n{"text": "b"}\n'
+    path.write_bytes(gzip.compress(lines) if ending.endswith("gz") else lines)
+    assert [text for _, text in load("json", tmp_path)] == ["a", "b"]
+    load("text", path)
+    assert "data=json" in caplog.text
+
+
+def test_json_lines_of_another_ending_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.txt").write_text('{"text": "a"}\n')
+    load("text", tmp_path / "t.txt")
+    assert "looks like JSON Lines; data=json" in caplog.text
+
+
 def test_a_row_that_is_no_string_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     """And the rows before it are not changed. They fill more than a block."""
     texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]

@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -56,6 +57,9 @@ class Files:
             for kind in TABLE_FILES:
                 if all(paths.suffix(file) in paths.SUFFIXES[kind] for file in files.values()):
                     log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
+                    return
+            if config.source == "text" and _begins_as_json(next(iter(files.values()))):
+                log.warning("%s: looks like JSON Lines; data=json reads the text in a column of it", place)
 
     def state(self) -> str:
         is_text, is_cut = self.config.source in ("text", "stdlib"), self.config.max_bytes is not None
@@ -115,6 +119,12 @@ class Files:
                 raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
         if self.sha256 not in ("", digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
+
+
+def _begins_as_json(file: Path) -> bool:
+    with suppress(Exception), paths.open_file(file) as content:  # what is wrong with a file is said when it is read
+        return content.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'{"')
+    return False
 
 
 def _digest(file: Path, limit: float) -> str:

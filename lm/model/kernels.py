@@ -1,6 +1,6 @@
-"""The two operations that run faster on a CPU than torch's own: RMSNorm in training, large matmuls in decoding.
+"""RMSNorm, which trains faster on a CPU than torch's own.
 
-Anywhere else (a GPU, torch.compile, double precision) they are torch's own.
+Anywhere else (a GPU, torch.compile, double precision) it is torch's own.
 """
 
 import math
@@ -11,32 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-ONEDNN_MIN_NUMEL = 2**21  # of a weight: 8 MiB
-_CPU: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-ONEDNN_MIN_ROWS = 4 if "Intel" in str(_CPU.get("cpu_name")) else 1  # of x: on Intel's CPUs MKL is faster below it
-
-
-def suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `onednn_linear` can replace F.linear and is not slower (docs/performance.md, Decoding).
-
-    In decoding, reading the weights takes the time, and oneDNN reads a large one faster than MKL, which F.linear calls.
-    """
-    return (
-        weight.numel() >= ONEDNN_MIN_NUMEL
-        and x.device.type == "cpu"
-        and x.numel() >= ONEDNN_MIN_ROWS * x.shape[-1]
-        and x.dtype == torch.float32
-        and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-        and HAS_ONEDNN
-    )
-
-
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear by oneDNN: in full precision, on a CPU, and without a gradient."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import ModelConfig
-from lm.model.kernels import onednn_linear, suits_onednn
 from lm.model.user_class import construct
 from lm.registry import load
 
@@ -25,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")
-    return (onednn_linear if suits_onednn(x, weight) else F.linear)(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 class Linear(nn.Module):

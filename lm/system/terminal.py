@@ -4,9 +4,11 @@ which signal of several is impatience.
 
 import logging
 import os
+import re
 import shutil
 import signal
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +18,8 @@ from tqdm import tqdm
 from lm.errors import without_secrets
 
 NO_VALUE = "-"
+# Format characters that show a text in another order, or hide it: embeddings, overrides, isolates, tags.
+STEERING = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 LONG = 12  # digits that are not read any more
 SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
 
@@ -30,12 +34,21 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
 def printable(text: str) -> str:
     """The text with what would steer a terminal written as an escape. Tabs and line breaks stay.
 
+    So do the spaces and joiners that are letters of a language, such as the ideographic space.
+
     >>> printable("a" + chr(27) + "[31m" + chr(13))
     'a\\\\x1b[31m\\\\r'
     """
     if text.isprintable():  # nearly always, and a table of many runs has many cells
         return text
-    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if _is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _is_harmless(character: str) -> bool:
+    if character.isprintable() or character in "\t\n":
+        return True
+    kind = unicodedata.category(character)
+    return kind == "Zs" or (kind == "Cf" and not STEERING.match(character))
 
 
 class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]

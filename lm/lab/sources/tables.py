@@ -53,12 +53,16 @@ def _json_rows(file: Path | str, column: str | None) -> Iterator[Any]:
 def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
     """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
-    A row has as many cells as the header, and empty ones at its end if every row has them. Raises UserError.
+    In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
+    the header, and empty ones at its end if every row has them. Raises UserError.
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
     with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True, delimiter="\t" if suffix(file) == ".tsv" else ",")
+        is_tsv = suffix(file) == ".tsv"
+        reader = csv.reader(lines, strict=True)
+        if is_tsv:
+            reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
         try:
             for cells in reader:
                 is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
@@ -74,6 +78,7 @@ def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
                     if is_longer or len(cells) != n_cells:
                         what = f"expected {len(columns) if is_longer else n_cells} cells, found {len(cells)}"
                         advice = "quote a text that holds a comma or a line break"
+                        advice = "a cell holds no tab and no line break" if is_tsv else advice
                         raise UserError(f"{file}: row {number} (line {line}): {what}; {advice}")
                     yield dict(zip(columns, cells, strict=False))
                     number += 1
