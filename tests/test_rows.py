@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Outcome
 
 from lm import judge
 from lm.errors import UserError
@@ -135,3 +135,15 @@ def test_rows_are_read_however_their_file_is_written(command: Command, tmp_path:
         (tmp_path / "x.csv").write_bytes(given.encode())
         table = command("report", f"rows={tmp_path}/x.csv", "baseline=a")[1]
         assert "b is better than a: -0.0967 in value" in table or "c compared with a is undecided" in table
+
+
+def test_a_report_of_rows_overwrites_nothing_of_others(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    path, folder = tmp_path / "rows.csv", tmp_path / "mine"
+    path.write_text("arm,seed,value\na,0,1\na,1,2\nb,0,2\nb,1,3.5\n")
+    folder.mkdir()
+    (folder / "report.md").write_text("my own report\n")
+    code, _, said = command("report", f"rows={path}", f"output_dir={folder}")
+    assert (code, f"output_dir={folder}: expected" in said) == (2, True)
+    assert (folder / "report.md").read_text() == "my own report\n"
+    for _ in range(2):  # its own report is written again
+        assert command("report", f"rows={path}", f"output_dir={tmp_path}/new")[0] == 0

@@ -3,7 +3,7 @@
 // each prompt of ids the steps of decoding: [[token, five candidates], ...].
 const fs = require("fs"), path = require("path");
 
-const source = fs.readFileSync(path.join(__dirname, "../../lm/report/templates/model.js"), "utf8");
+const source = fs.readFileSync(path.join(__dirname, "../../lm/lab/report/templates/model.js"), "utf8");
 const { readTensor, readTokenizer, encode, tokenBytes, decode, UTF8 } = new Function(
   `${source}; return { readTensor, readTokenizer, encode, tokenBytes, decode, UTF8 }`,
 )();

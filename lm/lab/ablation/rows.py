@@ -21,7 +21,7 @@ from lm.lab.ablation.report import comparison_table, facts_of_metric, plain, sum
 from lm.lab.ablation.results import Results, RunReader, frame
 from lm.lab.ablation.warnings import Weakness, run_warnings
 from lm.lab.report.figures import as_svg, shorten
-from lm.system.files import sha256
+from lm.system.files import read_json, sha256
 from lm.system.terminal import printable
 
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
@@ -143,8 +143,9 @@ def rows_json(results: Results) -> dict[str, Any]:
 
 def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
     """report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
-    is_used = any((folder / name).exists() for name in (FILE, "config.yaml"))
-    require(not is_used, f"output_dir={folder}", "a folder that holds no ablation and no run")
+    is_report = (folder / "report.json").exists() and "contrasts" in read_json(folder / "report.json")
+    is_used = folder.exists() and any(folder.iterdir()) and not (is_report and not (folder / FILE).exists())
+    require(not is_used, f"output_dir={folder}", "a new folder, an empty one, or one with a report of rows")
     folder.mkdir(parents=True, exist_ok=True)
     seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
     context = summary(results, [seeds, *facts_of_metric(results)], [*rows_warnings(results)])
