@@ -12,11 +12,12 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.errors import (
@@ -695,6 +696,7 @@ def default_of(schema: Any, key: str) -> Any:
 
 def build(schema: Any, content: Any, key: str = "") -> Any:
     """Return the content of a JSON or YAML file as a dataclass. Raises UserError naming a wrong key."""
+    require(isinstance(content, Mapping | DictConfig), key or "its content", "keys with values")
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))
     except UserError:

@@ -171,7 +171,7 @@ def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir: Path
     assert typed.model.linear == "no_such_module.Linear"
 
 
-@pytest.mark.parametrize("content", ["seed: [\n", "data_hash: x\nmodel: {n_layer: 3}\n"])
+@pytest.mark.parametrize("content", ["config_hash: x\nseed: [\n", "config_hash: x\nmodel: {n_layer: 3}\n"])
 def test_a_file_that_holds_no_settings_is_named_in_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=f"^{tmp_path}/config.yaml: ") as caught:
@@ -260,7 +260,7 @@ def test_the_first_loss_is_the_loaded_models(home: Path, tmp_path: Path, head: s
     assert (record["path"], record["sha256"]) == (str(home / "tied"), run.init_sha256)
     assert (record["head"], record["steps"], record["tokens"]) == ("tied", 12, 12 * 128)
     chain = read_base(str(folder / "model"))
-    assert (chain.steps, chain.tokens, chain.typed) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
+    assert (chain.steps, chain.tokens, chain.made_by) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
     old, new = (load_file(path / "model/model.safetensors") for path in (home / "tied", folder))
     assert all(torch.equal(new[key], old[key]) for key in old)
     first = float(rows(folder)[0]["train/loss"])

@@ -230,7 +230,7 @@ REFUSED: list[tuple[int, str, Any, dict[str, str], str]] = [  # status, request,
     (400, "POST /text", TIED | {"passage": 99}, {}, "passage=100"),
 ]
 BODIES: list[tuple[Any, str]] = [  # of a prompt, and what the line about each names
-    *(("", ""), ("{", ""), ("[]", "expected dict"), ("null", "expected dict"), ('"\\ud800"', "ud800")),
+    *(("", ""), ("{", ""), ("[]", "expected keys"), ("null", "expected keys"), ('"\\ud800"', "expected keys")),
     *(({}, "runs"), ({"runs": []}, "runs"), ({"runs": ["tied"] * 3}, "runs"), ({"runs": ["../runs/tied"]}, "tied")),
     *(({"runs": ["young"]}, "young"), (TIED | {"colour": 1}, "colour"), (TIED | {"seed": True}, "seed")),
     *((TIED | {"seed": -1}, "seed"), ('{"runs": ["tied"], "seed": 1' + "0" * 5000 + "}", "")),

@@ -111,7 +111,7 @@ def test_a_target_is_shared_with_what_the_model_of_tokens_expects() -> None:
 def test_a_text_that_is_too_long_for_it_is_refused_at_the_door(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.training.resolve.MOST_TOKENS", 99)
+    monkeypatch.setattr("lm.lab.targets.MOST_TOKENS", 99)
     with pytest.raises(UserError, match=r"ngram_smoothing: .* 99 tokens"):
         train(short_run(text_file, tmp_path / "run", ngram_smoothing=0.5))
     assert not (tmp_path / "run").exists()

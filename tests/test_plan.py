@@ -16,6 +16,7 @@ from lm.lab.ablation.settings import TuneConfig
 from lm.lab.ablation.statistics import minimum_detectable_effect
 from lm.lab.ablation.warnings import plan_warnings
 from lm.lab.commands.question import confirmation
+from lm.system.code import code_identity
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
 
 
@@ -225,14 +226,15 @@ def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = shutil.copytree(ROOT / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("lm.lab.ablation.arms.HOME", home)
-    hashes = [code_hash()]
-    for name in ("data/batches.py", "model/linear.py", "training/optim.py", "inference/evaluate.py"):
+    monkeypatch.setattr("lm.system.code.HOME", home)
+    hash_of_code = code_identity.__wrapped__  # without its cache
+    hashes = [hash_of_code()["hash"]]
+    for name in ("data/batches.py", "model/linear.py", "training/optim.py", "scoring.py"):
         with open(home / name, "a") as file:
             file.write("MORE = 1\n")
-        hashes.append(code_hash())
-    (home / "ablation/report.py").unlink()
-    assert (len({*hashes}), code_hash()) == (5, hashes[-1])
+        hashes.append(hash_of_code()["hash"])
+    (home / "lab/ablation/report.py").unlink()
+    assert (len({*hashes}), hash_of_code()["hash"]) == (5, hashes[-1])
 
 
 def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

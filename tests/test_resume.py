@@ -170,7 +170,9 @@ def test_an_interrupt_after_the_result_leaves_its_model(
 ) -> None:
     run = small_run(Path(str(whole(UNTYING).data.path)), tmp_path / "run", max_steps=8)
     run = replace(run, checkpoint=CheckpointConfig(best=True), validation=ValidationConfig(every=3, batches=1))
-    monkeypatch.setattr(lm.training.train, "log_result", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    write = lm.training.train.write_json
+    interrupted = lambda *args: (write(*args), os.kill(os.getpid(), signal.SIGINT))  # noqa: E731
+    monkeypatch.setattr(lm.training.train, "write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(run)
     before = files(tmp_path / "run/model")

@@ -20,6 +20,7 @@ from lm.config import CLASSES, RunConfig, build
 from lm.errors import UserError, error_prefix, expanded, require
 from lm.folder import is_run, read_base
 
+CONTINUED = {"data", "logger"}  # the groups whose choice leaves the run of run_dir the same
 LOADED = "loaded"  # choice of a group that stands for the model of init_from
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         if close:
             meant = shlex.quote(f"run_dir={path.with_name(close[0])}")
             raise UserError(f"run_dir={run_dir}: no such run; did you mean {meant}? seed=0 beside it starts a new run")
-    if not is_run(path) or ({*keys} & {*GROUPS} - {"data"}):
+    if not is_run(path) or ({*keys} & {*GROUPS} - CONTINUED):
         return None
     from lm.training.run_directory import RunDirectory
 
@@ -104,7 +105,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         if cls not in known and key not in keys:
             raise UserError(f"run_dir={run_dir}: its class {cls} would be imported; add {key}={cls} if you trust it")
     for key in keys:
-        if key in GROUPS:
+        if key == "data":
             content.data.source = config.data.source
         else:
             OmegaConf.update(content, key, OmegaConf.select(config, key))
@@ -187,6 +188,8 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     if key and key not in kinds:
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)
+    if key and not overrides:
+        return f"{key}: {str(error).splitlines()[0]}"
     if "Ambiguous value" in text:
         text = f"{text.partition(chr(39))[2].partition(chr(39))[0]}: several values, a run for each, need -m"
     is_named = not overrides or any(key_of(word) in text for word in overrides)

@@ -18,7 +18,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lm.config import REQUESTED, RunConfig, config_hash, flat, requested_settings
+from lm.config import REQUESTED, RunConfig, config_hash, flat, requested_settings, same_run
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.errors import Diverged, UserError, error_prefix
@@ -189,14 +189,15 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     resumes, begun = run.checkpoint.resume or restarted, directory.has_begun()
     identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_identity()}
-    identity["requested"] = {key: flat(requested_settings(run))[key] for key in REQUESTED}
+    requested, saved = requested_settings(run), directory.read_config()
+    identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
+    if saved and (begun or not same_run(saved, requested | hashes)):
+        identity |= {key: saved[key] for key in ("config_hash", "requested")}
     with error_prefix(f"run_dir={directory.path}") if begun else nullcontext():
         if begun:
             directory.check_same_run(run, hashes)
             if resumes:
                 directory.check_code(run)
-            saved = directory.read_config()
-            identity |= {key: saved[key] for key in ("config_hash", "requested")}
             run = directory.as_decided(run)
         run = resolve(run, vocab_size)
     if not begun and is_first:  # the first process tells the others, see below

@@ -4,7 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 from conftest import WHOLE_RESULT
 
-from lm.config import RunConfig
+from lm.config import REQUESTED, RunConfig, flat
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
+from lm.system.code import code_identity
 from lm.system.files import read_csv
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -37,7 +38,9 @@ def lines(*rows: Any) -> str:
 def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = None, **hashes: str) -> None:
     """A run that is no ablation's, with a curve of three points, and a result if it is finished."""
     hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x") | hashes
-    write(path / "config.yaml", yaml.safe_dump(asdict(run) | {"trainer": {"max_steps": 40}} | hashes))
+    run = replace(run, trainer=replace(run.trainer, max_steps=40))
+    begun = {"requested": {key: flat(asdict(run))[key] for key in REQUESTED}, "code": code_identity()}
+    write(path / "config.yaml", yaml.safe_dump(asdict(run) | begun | hashes))
     loss = (result or {}).get("val_loss", 3.5)
     rows = [(step, 128 * step, loss + 1 / step) for step in (10, 20, 30)]
     write(path / "metrics.csv", lines(("step", "tokens", "val/loss"), *rows))

@@ -137,7 +137,7 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
                 schema = OmegaConf.merge(schema, {key: content[key]})
         except UserError as error:
             text = str(error).replace("=VALUE", "")
-            wrong.append(text if text.startswith(f"{key}") else wrong_value(f"{key}={value!s:.40}", kinds))
+            wrong.append(text if text.startswith(key) else wrong_value(f"{key}={value!s:.40}", kinds))
     missing = [str(key) for key in OmegaConf.missing_keys(schema) if key not in ("name", *content)]
     wrong += [f"{key}: is missing{MARGIN_HELP if key == 'equivalence_margin' else ''}" for key in missing]
     try:

@@ -75,6 +75,11 @@ def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
 # --- the details of evaluate
 
 
+def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
+    """Draw the loss by frequency of each run and text into a file. Raises UserError."""
+    save(lambda: draw_scores(scores), path)
+
+
 def draw_scores(scores: list[dict[str, Any]]) -> Figure:
     """Draw a line for each run and text."""
     figure, (axes,) = panels(1, 2.6, 0.4)
