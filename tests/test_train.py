@@ -27,7 +27,7 @@ from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
 from lm.training.train import train
-from tests.helpers.runs import change, checkpoints, compiles, losses, result, rows, short_run
+from tests.helpers.runs import change, checkpoints, column, compiles, losses, result, rows, short_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -139,6 +139,14 @@ def test_twenty_steps_are_golden(finished: Finished, text_file: Path, tmp_path: 
     train(short_run(text_file, tmp_path / "tied", head=HEADS["tied"]))
     assert losses(tmp_path / "tied") == pytest.approx(golden["tied"], abs=2e-4)
     assert losses(untied) == pytest.approx(golden["untied"], abs=2e-4)
+
+
+def test_micro_batches_give_the_gradient_of_their_batch(finished: Finished, tmp_path: Path) -> None:
+    """AdamW gives nearly the same losses for a gradient of any scale, so the losses do not show it."""
+    run, folder, _ = finished
+    train(change(run, run_dir=str(tmp_path / "run"), prompts=[], accumulate_grad_batches=4, max_steps=1))
+    (norm,) = column(tmp_path / "run", "train/grad_norm")
+    assert norm == pytest.approx(column(folder, "train/grad_norm")[0], rel=1e-4)
 
 
 def test_one_batch_is_memorised_and_recited(text_file: Path, tmp_path: Path) -> None:
