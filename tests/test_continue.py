@@ -70,7 +70,7 @@ def run_dir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     (run_dir / "config.yaml").rename("kept")
-    with pytest.raises(UserError, match=r"config\.yaml: no such file"):
+    with pytest.raises(UserError, match="holds other files"):
         train(composed(*WORDS, "data.path=./t.txt"))
     Path("kept").rename(run_dir / "config.yaml")
     (run_dir / "metrics.csv").unlink()
@@ -124,20 +124,18 @@ def test_a_run_without_a_checkpoint_keeps_its_name(run_dir: Path) -> None:
     assert (scores["steps"], scores["config_hash"][:8]) == (20, run_dir.name[-8:])
 
 
-TOKENS, MINUTES = ("max_tokens: null", "max_tokens: 2560"), ("max_minutes: null", "max_minutes: 5")
 CUDA = ("accelerator: cpu", "accelerator: cuda")
 
 
 @pytest.mark.parametrize(
     ("saved", "words", "message"),
     [
-        (TOKENS, ["trainer.max_steps=99"], r"trainer\.max_steps is 20 there, 99 now.*init_from"),
-        (TOKENS, ["max_minutes=3"], r"max_minutes is None there, 3"),
-        (MINUTES, ["max_tokens=999"], r"max_minutes is 5 there, None now"),
+        (("", ""), ["trainer.max_steps=99"], r"trainer\.max_steps is 20 there, 99 now.*init_from"),
+        (("", ""), ["max_minutes=3"], r"max_minutes is None there, 3"),
         (("", ""), ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
         (CUDA, [], r": trainer\.accelerator=cuda"),
         (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it with trainer\.accelerator=cuda"),
-        (("", ""), ["seed=9", "head=tied"], r"holds another run \(head\.[^)]*; seed is 3 there, 9 now\)"),  # no more
+        (("", ""), ["seed=9", "head=tied"], r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now"),
         (("", ""), ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (("threads: 1", "threads: 99999"), [], ": threads=99999"),
     ],

@@ -247,7 +247,7 @@ def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> N
     [
         ("ablation.json", "", ""),
         ("ablation.json", {"begn": "x"}, "begn: "),
-        ("ablation.json", {"seeds": [0, "1"]}, "seeds[1]: "),
+        ("ablation.json", {"seeds": [0, "x"]}, "seeds[1]: "),
         ("ablation.json", {"tune": {"factor": 99.0}}, "ablation.tune.factor=99"),
         ("results.csv", "status\ndone\n", ""),
         ("curves.csv", "step\n1\n", ""),

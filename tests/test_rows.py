@@ -116,7 +116,7 @@ MISTAKES = {
     ROWS + "c,0,1": "baseline: not given: expected one of a, b, c",
     "baseline=d": "baseline=d: no such arm: expected one of a, b",
     "margin=nan": "margin=nan",
-    f"output_dir={ROOT}/docs/studies/tying/longer": "holds no ablation",
+    f"output_dir={ROOT}/docs/studies/tying/longer": "expected a new folder",
 }
 
 

@@ -28,7 +28,9 @@ def test_a_folder_with_a_config_of_another_program_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(content)
     (tmp_path / "my.txt").write_text(TEXT * 4)
-    code, _, error = command("train", "my.txt", "run_dir=.", "trainer.max_steps=2", "threads=1", *words)
+    code, _, error = command(
+        "train", "my.txt", "run_dir=.", "trainer.max_steps=2", "validation.every=1", "threads=1", *words
+    )
     assert (code, "run_dir=.: holds other files" in error) == (2, True), error
     assert (tmp_path / "config.yaml").read_text() == content
     assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "my.txt"}

@@ -141,10 +141,10 @@ def test_generate_in_every_way(command: Command, finished_run: Path, monkeypatch
 def test_the_first_line_comes_before_what_takes_seconds(cwd: Path) -> None:
     """In a second of an idle core; the limit is of the time that the process has had, without pytest --cov."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
-    for words in ([], ["experiment=none"]):
+    for words, line in (([], "reading my file.txt (9 kB): experiment="), (["experiment=none"], "reading my file.txt")):
         with start("train", "my file.txt", *words, cwd=cwd, env=env, stderr=subprocess.PIPE) as process:
             assert process.stderr
-            assert process.stderr.readline().startswith("reading my file.txt (9 kB)")
+            assert process.stderr.readline().startswith(line)
             assert sum(psutil.Process(process.pid).cpu_times()[:2]) < 2
             process.kill()
 

@@ -337,7 +337,7 @@ def recipe_for(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
             advice = "experiment=none tokenizer=char trains on it all the same"
             raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
         found[path] = recipe_of(size)
-        notes.append(f"{path}, {_in_words(size)}: experiment={found[path]}")
+        notes.append(f"{path} ({_in_words(size)}): experiment={found[path]}")
     if len({*found.values()}) > 1:
         listed = ", ".join(f"{path} experiment={name}" for path, name in found.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")

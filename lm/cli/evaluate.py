@@ -98,7 +98,11 @@ def score(config: EvaluateConfig) -> int:
         raise UserError(f"plot={config.plot}: {folder} is no folder")
     for name in runs:
         read_settings(model_folder(name))
+    from lm.scoring import own_text
     from lm.system.device import best_device, set_threads
+
+    for name in runs if None in texts else ():
+        own_text(Path(name))  # raises UserError before another run is scored
 
     set_threads(config.threads)
     is_several = config.texts is not None or config.run_dir not in (None, runs[0])

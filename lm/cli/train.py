@@ -81,7 +81,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: list
     configure_messages(run.trainer.world_size)
     if is_sweep and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    is_fixed = any(key_of(word) == "run_dir" and "${" not in word for word in overrides)
+    is_fixed = any(key_of(word) == "run_dir" and "$" not in word for word in overrides)
     if is_sweep and run.run_dir and is_fixed:
         raise UserError(f"run_dir={run.run_dir}: a sweep needs a directory for each run; leave run_dir out")
     path = Path(run.run_dir or "")
@@ -162,7 +162,8 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. They take the newest run by themselves."""
     run = [] if newest_run(Path("runs")) == path else [str(path)]
-    prompt = result["samples"][0]["prompt"] if result["samples"] else "Once upon a time"
+    prompts = (sample["prompt"] for sample in result["samples"])
+    prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
     yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
     yield command_line("look", *run)
     if config["data"]["source"] in ("stdlib", "text") and not config["init_from"]:

@@ -193,12 +193,12 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
     if saved and (begun or not same_run(saved, requested | hashes)):
         identity |= {key: saved[key] for key in ("config_hash", "requested")}
+    if begun:
+        directory.check_same_run(run, hashes)
+        if resumes:
+            directory.check_code(run)
+        run = directory.as_decided(run)
     with error_prefix(f"run_dir={directory.path}") if begun else nullcontext():
-        if begun:
-            directory.check_same_run(run, hashes)
-            if resumes:
-                directory.check_code(run)
-            run = directory.as_decided(run)
         run = resolve(run, vocab_size)
     if not begun and is_first:  # the first process tells the others, see below
         run = with_steps(run, data)
@@ -209,6 +209,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     init_record = directory.read_config().get("init_record") if checkpoint else None
     if run.init_from and not checkpoint:
         init_record = load_init_weights(net, run, data)
+    expected = expected_tokens(run, data)
     cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     once = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
     settings = asdict(once) | {"run_dir": str(directory.path), "init_record": init_record}
@@ -242,19 +243,24 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     )
     if checkpoint:
         state.load(checkpoint)
-    stream = training_stream(fabric, run, data)
+    stream = training_stream(fabric, run, data, expected)
     return Engine(run, data, directory, settings, cost, fabric, model, state, stream, loggers)
 
 
-def training_stream(fabric: Fabric, run: RunConfig, data: TextData) -> TrainingStream:
+def expected_tokens(run: RunConfig, data: TextData) -> Any:
+    """Return what the targets are mixed with under ngram_smoothing, else None. Raises UserError for a long text."""
+    if not run.ngram_smoothing:
+        return None
+    vocab_size = data.tokenizer.vocab_size
+    n_rows = max(vocab_size, run.model.vocab_rows or 0)
+    return load("lm.lab.targets.ExpectedTokens")(data.train, vocab_size, n_rows=n_rows)
+
+
+def training_stream(fabric: Fabric, run: RunConfig, data: TextData, expected: Any) -> TrainingStream:
     """Return the micro-batches of this process."""
-    n_micro, seed, vocab_size = run.trainer.accumulate_grad_batches, run.seed, data.tokenizer.vocab_size
+    n_micro, seed = run.trainer.accumulate_grad_batches, run.seed
     if run.init_sha256:  # the loaded run may have had this seed: the order of its batches is not repeated
         seed = named_seed(seed, "continued")
-    expected = None
-    if run.ngram_smoothing:
-        n_rows = max(vocab_size, run.model.vocab_rows or 0)
-        expected = load("lm.lab.targets.ExpectedTokens")(data.train, vocab_size, n_rows=n_rows)
     return TrainingStream(
         data.train,
         seq_len=run.data.seq_len,
