@@ -26,7 +26,7 @@ from lm.errors import RESUMABLE, UserError, without_secrets
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-ECHO_SECONDS = 1.0  # a shutdown signals a process by itself and with its group within this time
+ECHO_SECONDS = 0.5  # a shutdown signals a process by itself and with its group within this time
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)

@@ -20,7 +20,7 @@ from lm.config import TrainerConfig
 from lm.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ECHO_SECONDS = 1.0  # a shutdown signals a process by itself and with its group within this time
+ECHO_SECONDS = 0.5  # a shutdown signals a process by itself and with its group within this time
 STOPPING = b"stopping after this step; a second signal, such as Ctrl-C, stops at once\n"
 log = logging.getLogger(__name__)
 
