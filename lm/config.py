@@ -647,6 +647,17 @@ def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def check_init(run: RunConfig) -> None:
+    """Raise UserError if the run needs an init_from and has none."""
+    if run.init_from is not None:
+        return
+    if run.model.linear == "lora":
+        raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+    for key in ("init_sha256", "init_tied_matrix"):
+        if (value := getattr(run, key)) is not None:
+            raise UserError(f"{key}={value}: is for a run with init_from")
+
+
 def requested_settings(run: RunConfig) -> dict[str, Any]:
     """Return the settings of a run as they were asked for, nested; max_tokens as steps."""
     settings = asdict(run)

@@ -156,13 +156,13 @@ def signal_before_the_first_step() -> None:
 
 @pytest.mark.slow
 def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
-    """The step is made. A kill at any operation of a run: tests/test_faults.py, nightly."""
+    """The signal ends it at once: nothing is lost. A kill at any operation of a run: tests/test_faults.py, nightly."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))
-    assert finish(run, signal_before_the_first_step) == 143
-    assert int(rows(tmp_path / "run")[-1]["step"]) == 1
+    assert finish(run, signal_before_the_first_step) == -TERM
+    assert not (tmp_path / "run/metrics.csv").exists()
     train(run)
     assert outcome(run) == outcome(whole(UNTYING))
-    assert result(tmp_path / "run")["resumed_from"] == [1]
+    assert result(tmp_path / "run")["resumed_from"] == []
 
 
 def test_an_interrupt_after_the_result_leaves_its_model(

@@ -18,10 +18,10 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lm.config import REQUESTED, RunConfig, config_hash, flat, requested_settings, same_run
+from lm.config import REQUESTED, RunConfig, check_init, config_hash, flat, requested_settings, same_run
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
-from lm.errors import Diverged, UserError, error_prefix
+from lm.errors import Diverged, error_prefix
 from lm.folder import read_base, read_result, save_model
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
@@ -80,17 +80,6 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         if result := read_result(directory.result):  # another process has just finished the run
             return directory.path, result
         return directory.path, _train_locked(run, directory, hashes, data)
-
-
-def check_init(run: RunConfig) -> None:
-    """Raise UserError if the run needs an init_from and has none."""
-    if run.init_from is not None:
-        return
-    if run.model.linear == "lora":
-        raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
-    for key in ("init_sha256", "init_tied_matrix"):
-        if (value := getattr(run, key)) is not None:
-            raise UserError(f"{key}={value}: is for a run with init_from")
 
 
 def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.cli.arguments import key_of, kinds_of, wrong_value
 from lm.cli.compose import LOADED, compose, explaining
-from lm.config import RunConfig, flat
+from lm.config import RunConfig, check_init, flat
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
@@ -30,7 +30,6 @@ from lm.lab.ablation.settings import MOST_SEEDS, SEED, AblationConfig
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
-from lm.training.train import check_init
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
 MARGIN_HELP = "; 0.01 nats per token is 1 % of perplexity, and ablation=aa measures the noise"
