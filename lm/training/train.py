@@ -89,7 +89,9 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
         engine = setup(run, directory, hashes, data, stack)
         run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
-            with signals.deferred():
+            # The final score is that of `evaluate`, which has no such attention.
+            attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
+            with signals.deferred(), attention:
                 fit(engine, signals)
             return finish(engine) if is_first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
@@ -218,7 +220,6 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
             write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
         log_start(run, data, directory.path, cost["n_params"], step)
 
-    stack.enter_context(fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len))
     stack.enter_context(torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly))
     fabric.launch()
     run = fabric.broadcast(run)
