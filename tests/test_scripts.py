@@ -83,6 +83,8 @@ def _in_the_end(line: str) -> str:
     """A line after each carriage return in it: what is written later covers what stood there."""
     shown = ""
     for part in line.split("\r"):
+        if part.startswith("\x1b[K"):  # erases the line
+            part, shown = part.removeprefix("\x1b[K"), ""
         shown = part + shown[len(part) :]
     return shown.rstrip()
 
@@ -223,7 +225,7 @@ def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Scri
 @slow
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=150"]
-    verbs = ["checkpoint.resume=false", "++data.verify=true"]  # which are not asked for again
+    verbs = ["checkpoint.resume=false"]  # which is not asked for again
     process = start("train", *verbs, *words, cwd=cwd, stderr=subprocess.PIPE)
     wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)
     process.send_signal(signal.SIGINT)

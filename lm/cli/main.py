@@ -23,10 +23,9 @@ from typing import Any, NoReturn
 import lm
 from lm.cli import COMMANDS, NAME, command_line, started_by
 from lm.errors import RESUMABLE, UserError, without_secrets
-from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
+from lm.system.terminal import MessageHandler, close_bars, is_first_process, is_impatient, printable
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-ECHO_SECONDS = 0.5  # a shutdown signals a process by itself and with its group within this time
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -47,7 +46,7 @@ class Interrupts:
         now = time.monotonic()
         if self.signum is None:
             self.signum, self.arrived_at = signum, now
-        elif now - self.arrived_at < ECHO_SECONDS:
+        elif not is_impatient(signum, now - self.arrived_at):
             return
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
@@ -191,7 +190,8 @@ def report_interruption(error: BaseException) -> int:
 def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
-    command = shlex.join([*started_by(), *sys.argv[1:]])
+    words = [word for word in sys.argv[1:] if not re.match(r"\+*checkpoint\.resume=", word)]  # was asked for once
+    command = shlex.join([*started_by(), *words])
     is_public = without_secrets(command) == command
     return f"; resume with: {command}" if is_public else "; the same command resumes it"
 

@@ -6,6 +6,7 @@ run that is finished. -m head=tied,untied seed=0,1 trains four runs.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ def run(args: list[str]) -> int:
     typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
     register("train", RunConfig)
     finished: list[tuple[list[str], dict[str, Any]]] = []  # overrides and result of each run
-    codes, errors = [0], list[Exception]()
+    codes, errors, process = [0], list[Exception](), os.getpid()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     def job(config: DictConfig) -> float | None:
@@ -58,6 +59,9 @@ def run(args: list[str]) -> int:
         except Exception as error:  # Hydra would print lines of its own
             if is_sweep:
                 codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+                if os.getpid() != process:  # a launcher's own process: only what is raised comes back from there
+                    kind = UserError if codes[-1] == 2 else RuntimeError
+                    raise kind(f"a job of the sweep failed: {error}") from None
             else:
                 errors.append(error)
             return None
@@ -166,8 +170,10 @@ def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, An
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
     yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
     yield command_line("look", *run)
-    if config["data"]["source"] in ("stdlib", "text") and not config["init_from"]:
-        yield command_line("ablate", "head=tied,untied", *filter(None, [config["data"]["path"]]))
+    text = config["data"]["path"] or ""
+    is_public = without_secrets(text) == text
+    if config["data"]["source"] in ("stdlib", "text") and not config["init_from"] and is_public:
+        yield command_line("ablate", "head=tied,untied", *filter(None, [text]))
 
 
 def beginning(prompt: str) -> str:

@@ -18,10 +18,11 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from lm.config import TrainerConfig
 from lm.errors import UserError
+from lm.system.terminal import is_impatient
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ECHO_SECONDS = 0.5  # a shutdown signals a process by itself and with its group within this time
 STOPPING = b"stopping after this step; a second signal, such as Ctrl-C, stops at once\n"
+COVER = b"\r\x1b[K"  # erases the line of a terminal, on which a progress bar may stand
 log = logging.getLogger(__name__)
 
 
@@ -105,8 +106,8 @@ class Signals:
             self.signum, self.arrived_at = signum, now
             if log.isEnabledFor(logging.INFO):
                 with suppress(OSError):  # no logging in a handler, which may interrupt a message
-                    os.write(2, STOPPING)
-        elif now - self.arrived_at > ECHO_SECONDS:
+                    os.write(2, COVER + STOPPING if os.isatty(2) else STOPPING)
+        elif is_impatient(signum, now - self.arrived_at):
             os._exit(128 + signum)
 
     def arrived(self, fabric: Fabric, step: int) -> Interrupted | None:

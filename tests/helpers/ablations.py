@@ -152,7 +152,7 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
         def __init__(self, config: AblateConfig, folder: Path) -> None:
             self.ended: dict[str, Ending] = {}
 
-        def default_workers(self, threads: int, least_bytes: int) -> int:
+        def default_workers(self, threads: int) -> int:
             return 1
 
         def submit(self, spec: RunSpec) -> None:
