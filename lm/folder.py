@@ -127,17 +127,17 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     try:
         os.stat(folder / "config.json")  # raises PermissionError in a closed folder
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{key}={run_dir}: {_without_model(folder)}") from None
+        raise UserError(f"{key}={run_dir}: {_without_model(folder, key)}") from None
     for name in (TOKENIZER, INDEX if (folder / INDEX).exists() else WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
     return folder
 
 
-def _without_model(folder: Path) -> str:
+def _without_model(folder: Path, key: str) -> str:
     models = sorted(path.parents[1] for depth in ("*", "*/*") for path in folder.glob(f"{depth}/model/config.json"))
     if models:
-        return f"is a folder of runs; did you mean run_dir={models[0]}?"
+        return f"is a folder of runs; did you mean {key}={models[0]}?"
     return "holds no model; expected a run directory that train has finished"
 
 

@@ -9,5 +9,5 @@ NAMES = ("contrasts", "curves", "runs")
 
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
-        raise AttributeError(f"module 'lm.lab.results' has no attribute {name!r}")
+        raise AttributeError(f"module 'lm.results' has no attribute {name!r}")
     return load(f"lm.lab.results.{name}")

@@ -8,10 +8,12 @@ import pytest
 import yaml
 from conftest import ROOT, TEXT, Outcome
 
-from lm.cli.arguments import MIN_BYTES, for_hydra, hydra_words, kinds_of, recipe_for
+from lm.cli.arguments import MIN_BYTES, for_hydra, hydra_words, is_setting, kinds_of, recipe_for
 from lm.cli.compose import compose
+from lm.cli.evaluate import parse_arguments
 from lm.config import RECIPES, RunConfig, recipe_of
 from lm.errors import UserError
+from lm.lab.ablation.settings import AblateConfig
 from tests.helpers.ablation_folder import write_run_dir
 
 KINDS = kinds_of(RunConfig)
@@ -145,3 +147,38 @@ def test_the_text_of_a_run_may_be_gone(folder: Path) -> None:
     assert hydra_words(["gone.txt", "run_dir=runs/young"], KINDS)[0][0] == "data=text"
     with pytest.raises(UserError, match=r"gone\.txt: no such file"):
         hydra_words(["gone.txt"], KINDS)
+
+
+def test_what_is_quoted_for_hydra_stays_as_typed(folder: Path) -> None:
+    prompts = 'prompts=["To be, or not", "x"]'
+    assert for_hydra(prompts, KINDS) == prompts
+    assert compose("train", [for_hydra(prompts, KINDS)], RunConfig).prompts == ["To be, or not", "x"]
+    quoted, plain = (["data=text", f"data.path={path}"] for path in ("'my text.txt'", "my text.txt"))
+    assert recipe_for(quoted) == recipe_for(plain)
+    for choices in ("choice(my.txt,books)", "glob(*)", "${head.name}.txt"):
+        assert recipe_for(["data=text", f"data.path={choices}"], is_sweep=True) == (None, [])
+
+
+def test_commas_part_the_texts_of_a_sweep_alone() -> None:
+    sweep = ["data=text", "data.path=my.txt,books"]
+    assert recipe_for(sweep, is_sweep=True)[0] == recipe_of(len(TEXT) * 4)
+    with pytest.raises(UserError, match=r"^data\.path=my\.txt,books: "):
+        recipe_for(sweep)
+
+
+def test_an_arm_of_a_question_is_a_setting() -> None:
+    arm = "ablation.arms.untied=[head=untied]"
+    assert is_setting(arm, kinds_of(AblateConfig))
+    assert not is_setting("model.arms.untied=[head=untied]", kinds_of(AblateConfig) | KINDS)
+
+
+def test_a_home_that_does_not_exist_is_no_fault_of_the_program() -> None:
+    with pytest.raises(UserError, match=r"^gone\.txt: no such file"):
+        hydra_words(["gone.txt", "run_dir=~nobody-at-all/x"], KINDS)
+
+
+def test_the_text_to_score_is_read_as_it_is_typed(folder: Path) -> None:
+    (folder / "a (1).txt").write_text(TEXT)
+    config = parse_arguments(["a (1).txt"])
+    assert config.data is not None
+    assert config.data.path == "a (1).txt"

@@ -287,6 +287,13 @@ def test_a_prompt_to_paste_is_verbatim(tmp_path: Path) -> None:
         assert shlex.split(next(train.next_commands(tmp_path, result, config)))[-2].removeprefix("prompt=") == pasted
 
 
+def test_the_commands_after_a_run_show_no_secret(tmp_path: Path) -> None:
+    result = {"samples": list[dict[str, str]]()}
+    for path, shown in (("my.txt", True), ("https://me:pw@h/a.txt?sig=x", False)):
+        lines = [*train.next_commands(tmp_path, result, {"data": {"source": "text", "path": path}, "init_from": None})]
+        assert any(path in line for line in lines) == shown
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_output_cannot_write_is_escaped(encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding)

@@ -258,3 +258,10 @@ def test_the_words_of_a_card_give_its_run_and_it_names_the_start(
         assert config_hash(run, data.hash, data.tokenizer.hash) == result["config_hash"], name
         assert str(tmp_path) not in text
     assert f"starting from the weights of `base ({result['init_from']['sha256'][:16]})`" in text
+
+
+def test_a_folder_of_runs_is_answered_by_the_key_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").touch()
+    with pytest.raises(UserError, match=r"^init_from=.*did you mean init_from=.*/run\?"):
+        model_folder(tmp_path, "init_from")

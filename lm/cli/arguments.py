@@ -235,7 +235,7 @@ def is_setting(arg: str, kinds: Kinds) -> bool:
     key, equals, _ = arg.partition("=")
     key = key.lstrip("+")
     group = re.split("[.@/]", key)[0]
-    is_open = group == "hydra" or isinstance(kinds.get(key.rpartition(".")[0]), dict)
+    is_open = group == "hydra" or get_origin(kinds.get(key.rpartition(".")[0])) is dict
     is_choice = key.partition("@")[0] in GROUPS
     return bool(equals) and (key in kinds or is_choice or is_open or arg.startswith("+"))
 
@@ -294,8 +294,10 @@ def unknown_word(word: str) -> str:
 def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
     """Whether a text that may be gone is the text of the run that run_dir names."""
     for override in overrides:
-        folder = Path(override.partition("=")[2]).expanduser()
-        if key_of(override) == "run_dir" and is_run(folder):
+        if key_of(override) != "run_dir":
+            continue
+        folder = Path(expanded(override.partition("=")[2], "run_dir"))
+        if is_run(folder):
             content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             return bool(content["data"]["path"] == path)
     return False
@@ -307,7 +309,7 @@ def values_of(override: str) -> list[str]:
     return [value] if os.path.exists(value) else value.split(",")
 
 
-def recipe_for(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | None, list[str]]:
     """Return the recipe for the text that overrides name, if they choose none, with a line about it.
 
     experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
@@ -320,11 +322,14 @@ def recipe_for(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
         return None, []
     column = typed.get("data.column", "=text").partition("=")[2]
     most = typed.get("data.max_bytes", "=").partition("=")[2]
-    found: dict[str, str] = {}
+    recipes: dict[str, str] = {}
     notes = []
-    for path in values_of(typed["data.path"]):
-        if "${" in path:
+    paths = values_of(typed["data.path"]) if is_sweep else [typed["data.path"].partition("=")[2]]
+    for path in paths:
+        if "${" in path or FUNCTION.match(path):
             return None, []
+        if path[:1] in ("'", '"'):
+            path = path.strip(path[0])
         try:
             size = text_size(path, kind, column, limit=max(RECIPES) + 1)
         except UserError:
@@ -336,12 +341,12 @@ def recipe_for(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
         if size < MIN_BYTES:
             advice = "experiment=none tokenizer=char trains on it all the same"
             raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
-        found[path] = recipe_of(size)
-        notes.append(f"{path} ({_in_words(size)}): experiment={found[path]}")
-    if len({*found.values()}) > 1:
-        listed = ", ".join(f"{path} experiment={name}" for path, name in found.items())
+        recipes[path] = recipe_of(size)
+        notes.append(f"{path} ({_in_words(size)}): experiment={recipes[path]}")
+    if len({*recipes.values()}) > 1:
+        listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
-    return next(iter(found.values())), notes
+    return next(iter(recipes.values())), notes
 
 
 def _in_words(size: float) -> str:
@@ -354,6 +359,7 @@ def _in_words(size: float) -> str:
 
 # Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
 # A path below the home folder begins with a character that Hydra's grammar lacks.
+FUNCTION = re.compile(r"(choice|glob|range)\(")  # of Hydra's grammar
 ODD_TEXT = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?|~.*", re.IGNORECASE)
 
 
@@ -378,10 +384,12 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
     if not equals or not parts & {str, list[str]} or value[:1] in ("'", '"'):
         return override
     if list[str] in parts and value.startswith("["):
+        if re.search(r"""['"\\]""", value):  # a comma in quotes parts nothing
+            return override
         elements = [element.strip() for element in value[1:-1].split(",")]
         return f"{key}=[{','.join(quoted(e) if ODD_TEXT.fullmatch(e) else e for e in elements)}]"
     values = values_of(override) if is_sweep else [value]
-    is_path = key == "data.path" and value != "null" and not re.match(r"(choice|glob|range)\(", value)
+    is_path = key == "data.path" and value != "null" and not FUNCTION.match(value)
     shown = [quoted(v) if is_path or ODD_TEXT.fullmatch(v) else v for v in values]
     return f"{key}={','.join(shown)}"
 
@@ -396,7 +404,7 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]
         return [*args], []
     words = classify(args, kinds)
     overrides = with_text(words)
-    recipe, notes = recipe_for(overrides)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
+    recipe, notes = recipe_for(overrides, is_sweep)
     chosen = [f"experiment={recipe}"] if recipe else []
     return [*words.flags, *chosen, *(for_hydra(word, kinds, is_sweep) for word in overrides)], notes

@@ -19,7 +19,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.cli.arguments import is_folder, is_text, parse, split_words, text_settings, unknown_word, with_folders
+from lm.cli.arguments import (
+    for_hydra,
+    is_folder,
+    is_text,
+    kinds_of,
+    parse,
+    split_words,
+    text_settings,
+    unknown_word,
+    with_folders,
+)
 from lm.cli.compose import compose
 from lm.cli.main import report_error
 from lm.config import DataConfig, RunConfig, TokenizerConfig, default_of
@@ -85,7 +95,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
         data = [*text_settings(texts[0]), *data]
     if data and not any(word.startswith("data=") for word in data):
         raise UserError(f"{data[0]}: choose a kind of text beside it, as in data=text data.path=FILE")
-    text = compose("train", data, RunConfig).data if data else None
+    text = compose("train", [for_hydra(word, kinds_of(RunConfig)) for word in data], RunConfig).data if data else None
     config: EvaluateConfig = parse(EvaluateConfig, settings, data=text)
     return config
 

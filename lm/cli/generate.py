@@ -74,7 +74,7 @@ def run(args: list[str]) -> None:
             except UserError as error:
                 if not config.interactive:
                     raise
-                print(error, file=sys.stderr)
+                print(printable(str(error)), file=sys.stderr)
                 continue
             if len(models) > 1:
                 print(f"=== {_shown(name)}")
