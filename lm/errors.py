@@ -118,7 +118,7 @@ def expanded(path: str, key: str) -> str:
 
 
 def expand_paths(prefix: str, config: Any, *keys: str) -> None:
-    """Replace `~` in the settings of these keys. No other place expands a path."""
+    """Replace `~` in the settings of these keys."""
     for key in keys:
         if (path := getattr(config, key)) is not None:
             setattr(config, key, expanded(path, f"{prefix}{key}"))

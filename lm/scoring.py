@@ -114,7 +114,7 @@ def validate(
 
 # --- the validation text of a finished run
 
-GIVE = "give a text: data=text data.path="
+GIVE = "give a text: data=text data.path=FILE"
 OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
 
 
@@ -129,12 +129,12 @@ def own_text(run_dir: Path) -> OwnText:
                 config = replace(config, revision=revision)  # the branch may have moved on
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
     except OSError as error:
-        hint = f"expected a finished run, or {GIVE}FILE"
+        hint = f"expected a finished run, or {GIVE}"
         raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
     if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
-        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}FILE")
+        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}")
     if config.source != "hub":
         config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
@@ -152,5 +152,5 @@ def own_data(run_dir: Path, bar: bool = False) -> tuple[TextData, DataConfig]:
     data = prepare(config, tokenizer, not bar, trained, downloads=False)
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
-        raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}FILE")
+        raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}")
     return data, config

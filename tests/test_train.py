@@ -25,9 +25,10 @@ from lm.decoding import decode
 from lm.errors import Diverged, UserError
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Transformer
+from lm.scoring import validate
 from lm.training.loss import HAS_CHUNKED
 from lm.training.train import train
-from tests.helpers.runs import change, checkpoints, column, compiles, losses, result, rows, short_run
+from tests.helpers.runs import MUON, change, checkpoints, column, compiles, losses, result, rows, short_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -224,3 +225,11 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
         with pytest.raises(UserError, match=rf"^{key}\b"):
             train(change(run, **changes))
         assert not (tmp_path / "new").exists()
+
+
+def test_the_final_score_is_that_of_the_saved_model_in_bf16_too(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT * 5)
+    run = short_run(tmp_path / "text", tmp_path / "run", precision="bf16-mixed", optim=MUON, head=HEADS["tied"])
+    score = train(run)[1]["val_loss"]
+    data = prepare(run.data, run.tokenizer)
+    assert validate(load_model(tmp_path / "run")[0], run, data).loss == score

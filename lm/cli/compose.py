@@ -100,9 +100,9 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     from lm.training.run_directory import RunDirectory
 
     content = OmegaConf.create(RunDirectory(path).settings())
-    for key, known in CLASSES.items():
+    for key, built_in in CLASSES.items():
         cls = OmegaConf.select(content, key)
-        if cls not in known and key not in keys:
+        if cls not in built_in and key not in keys:
             raise UserError(f"run_dir={run_dir}: its class {cls} would be imported; add {key}={cls} if you trust it")
     for key in keys:
         if key == "data":
@@ -134,9 +134,9 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
     config = hydra.compose("train", [*chosen, *overrides])
     with error_prefix(f"init_from={path}"):
-        for key, known in CLASSES.items():
+        for key, built_in in CLASSES.items():
             cls = model[key.removeprefix("model.")]
-            if cls not in known and key not in keys:
+            if cls not in built_in and key not in keys:
                 raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
     differing = {f"model.{key}": value for key, value in model.items() if not base.accepts(key, config.model[key])}
     for key, value in tokenizer.items():

@@ -28,11 +28,10 @@ from lm.data.paths import check_paths
 from lm.errors import UserError, without_secrets
 from lm.folder import newest_run
 from lm.system.terminal import close_bars, format_table, is_first_process, printable, wrapped
-from lm.training.run_directory import RunDirectory
+from lm.training.run_directory import SAMPLE_TEMPERATURE, RunDirectory
 
 SCHEMA = RunConfig
 IS_HYDRA = True
-SAMPLE_TEMPERATURE = 0.8
 GREEDY_LINES = 4  # lines of a greedy sample that are shown: the next ones often repeat them
 PROMPT_CHARACTERS = 24  # of the prompt in the command to paste
 FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # of a run in a sweep
@@ -156,7 +155,10 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
         yield wrapped(f"{name:{width}}{value}", rest=" " * width)
     samples = result["samples"] if config.get("prompts") else result["samples"][:1]
     for sample in samples:
-        for title, key, most in (("Drawn at temperature=0.8", "drawn", None), ("Greedy", "continuation", GREEDY_LINES)):
+        for title, key, most in (
+            (f"Drawn at temperature={SAMPLE_TEMPERATURE}", "drawn", None),
+            ("Greedy", "continuation", GREEDY_LINES),
+        ):
             text = printable(sample["prompt"] + sample[key])
             yield from ("", f"{title}:", "", *wrapped(text, "  ", "  ", whole=False).split("\n")[:most])
     yield from ("", str(path), "")

@@ -151,8 +151,10 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
 
 
 def from_above(run_dir: Path, path: str | None) -> str | None:
-    """A relative path that leads nowhere, from the nearest folder above the run from which it leads somewhere: that is
-    where training was started. The hash of the text is compared anyway."""
+    """Return a relative path from the nearest folder above the run from which it leads somewhere.
+
+    Training was started in that folder. The hash of the text is compared anyway.
+    """
     if path is None or Path(path).exists():
         return path
     above = (folder / path for folder in run_dir.resolve().parents)

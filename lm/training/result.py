@@ -32,7 +32,7 @@ def cost_of(net: Transformer, run: RunConfig) -> dict[str, Any]:
 def build_result(
     run: RunConfig,
     settings: dict[str, Any],
-    size: dict[str, Any],
+    cost: dict[str, Any],
     data: TextData,
     state: State,
     scores: Scores,
@@ -50,7 +50,7 @@ def build_result(
         "baselines_bpb": data.baselines,
         "ngram_share": data.ngram_share,
         "copied": data.copied,  # share of the validation text that stands in the training text
-        **size,
+        **cost,
         "steps": state.step,
         "ended_by": state.ended_by,
         "tokens": tokens,

@@ -18,12 +18,14 @@ import filelock
 import yaml
 
 from lm.config import HASHES, REQUESTED, RunConfig, flat, requested_settings, same_run
+from lm.data.paths import from_above
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import is_run, read_result
 from lm.system.code import code_identity
-from lm.system.files import PARTIAL, read_csv, read_yaml, remove_partial, write_text
+from lm.system.files import LOCK, PARTIAL, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
+SAMPLE_TEMPERATURE = 0.8  # of drawn samples, whose seed is the number of their prompt
 LENGTH = {"trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes"}
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class RunDirectory:
         else. A directory that this call has made is removed if no run began in it.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        lock = filelock.FileLock(self.path / ".lock")
+        lock = filelock.FileLock(self.path / LOCK)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.check_ours()
@@ -92,7 +94,7 @@ class RunDirectory:
 
     def check_ours(self) -> None:
         """Raise UserError for a folder that holds something else than a run."""
-        names = [name for name in os.listdir(self.path) if name != ".lock" and not name.startswith(PARTIAL)]
+        names = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(PARTIAL)]
         if names and not is_run(self.path):
             raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
 
@@ -195,17 +197,6 @@ class RunDirectory:
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
         return result
-
-
-def from_above(run_dir: Path, path: str | None) -> str | None:
-    """Return a relative path from the nearest folder above the run from which it leads somewhere.
-
-    Training was started in that folder. The hash of the text is compared anyway.
-    """
-    if path is None or Path(path).exists():
-        return path
-    above = (folder / path for folder in run_dir.resolve().parents)
-    return next((str(place) for place in above if place.exists()), path)
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The state of a run: all that a checkpoint, a file step-XXXXXXXX.ckpt, holds, and a resume needs.
 
-They are read with `weights_only=True`, so they cannot run code.
+Checkpoints are read with `weights_only=True`, so they cannot run code.
 """
 
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class State:
     """A run after `step` optimizer steps. Batches, dropout and learning rates are functions of (seed, step).
 
-    So are the files: rows of later steps than `step` are cut off when the run is resumed.
+    A resume cuts off the rows that later steps have written to the files.
     """
 
     config_hash: str  # of the run

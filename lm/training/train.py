@@ -26,7 +26,7 @@ from lm.folder import read_base, read_result, save_model
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
 from lm.registry import load
-from lm.scoring import Scores, evaluate
+from lm.scoring import Scores, validate
 from lm.system.code import code_identity
 from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import sync_files, write_json, write_text
@@ -151,10 +151,8 @@ class Engine:
 
     def validate(self, net: Any, max_batches: int | None = None) -> Scores:
         """Score a model on the validation text, or on evenly spaced windows of `max_batches` batches."""
-        max_windows = None if max_batches is None else max_batches * self.run.data.batch_size
         shows = max_batches is None and shows_bar(self.run)
-        unscored = self.data.tokenizer.unscored
-        return evaluate(net, self.data.val, self.run.data.seq_len, max_windows, shows, unscored=unscored)
+        return validate(net, self.run, self.data, max_batches, bar=shows)
 
     def finite_row(self, step: Step) -> dict[str, float]:
         """Return the numbers of a step, the mean over all processes. Raises Diverged if one is not finite."""
@@ -197,7 +195,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
 
     checkpoint = newest_checkpoint(directory.checkpoints, identity["config_hash"]) if resumes else None
     net = build_model(run, vocab_size, data.tokenizer.eot)
-    init_record = directory.read_config().get("init_record") if checkpoint else None
+    init_record = saved.get("init_record") if checkpoint else None
     if run.init_from and not checkpoint:
         init_record = load_init_weights(net, run, data)
     expected = expected_tokens(run, data)

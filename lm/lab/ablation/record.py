@@ -16,10 +16,10 @@ from lm.config import build, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
 from lm.lab.ablation.settings import RECORD, AblateConfig, Question
-from lm.system.files import json_sha256, read_json, remove_partial, write_json, write_text
+from lm.system.files import LOCK, json_sha256, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 
-FILE, LOCK = RECORD, ".lock"
+FILE = RECORD
 CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published
 # what decides a verdict beside the arms and their runs
 DESIGN = (

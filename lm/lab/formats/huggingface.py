@@ -105,7 +105,7 @@ def check_finite(name: str, values: np.ndarray, dtype: str) -> None:
 
 
 def _with_template(tokenizer: Tokenizer) -> str:
-    """Its tokenizer.json, with a step that puts the first token before a text, as lm.inference does."""
+    """Its tokenizer.json, with a step that puts the first token before a text, as lm.decoding does."""
     backend, name = tokenizers.Tokenizer.from_str(tokenizer.to_json()), tokenizer.begin_token
     templates = {"single": [name, "$A"], "pair": [name, "$A", "$B:1"]}  # lists, for the name may hold a space
     backend.post_processor = TemplateProcessing(**templates, special_tokens=[(name, tokenizer.begin)])

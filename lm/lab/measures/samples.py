@@ -14,14 +14,13 @@ from lm.errors import UserError
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
 from lm.training.log import Step
-from lm.training.run_directory import read_samples
+from lm.training.run_directory import SAMPLE_TEMPERATURE, read_samples
 
 if TYPE_CHECKING:
     from lm.training.train import Engine
 
 NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
-SAMPLE_TEMPERATURE = 0.8  # of drawn samples, whose seed is the number of their prompt
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
