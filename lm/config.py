@@ -8,6 +8,8 @@ This module imports no torch, so that a wrong setting is refused within a second
 """
 
 import errno
+import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -27,7 +29,6 @@ from lm.errors import (
     require_positive,
     require_seed,
 )
-from lm.system.files import json_sha256
 
 
 def aside(default: Any) -> Any:
@@ -672,7 +673,7 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
     """
     hashes = {"data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
     content = deciding_settings(requested_settings(run) | hashes)
-    return json_sha256(content)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
