@@ -36,7 +36,7 @@ def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.Captu
         f"n-gram {result['baselines_bpb']['ngram']:.3f}",
         *(f"{count:,}" for count in result["n_params_by_role"].values()),
         *("after 5 steps", "after 15 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
-        f"lm-lab generate 'run_dir={run_dir}'",
+        f"python -m lm generate 'run_dir={run_dir}'",
         result["data_hash"][:16],
         *("step 15, the best that was validated; 9.5000 after the last step", "step 15, kept"),
     ):
@@ -50,7 +50,7 @@ def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.Captu
     report.run([f"run_dir={run_dir}"])
     page = Page(run_dir)
     assert "unfinished: step 20 of 20" in page.text
-    assert f"lm-lab train 'run_dir={run_dir}'" in page.text
+    assert f"python -m lm train 'run_dir={run_dir}'" in page.text
     assert "after 15 steps" in page.text
     assert "svg" in page.tags
     assert "How it was made" not in page.headings

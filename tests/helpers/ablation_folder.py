@@ -22,7 +22,7 @@ ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 SIZES = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "tokens_per_step": 1024, "seconds_per_step": 0.09}
-SIZES |= {"vocab_size": 2048, "train_tokens": 4_000_000, "val_tokens": 90_000}
+SIZES |= {"vocab_size": 2048, "val_tokens": 90_000}
 WHOLE = 89_999  # tokens of the validation text that are scored
 
 

@@ -134,7 +134,6 @@ def build_arm(
         val_hash=text.val_hash or f"{text.hash} {run.data.val_fraction}",
         settings=settings,
         vocab_size=text.tokenizer.vocab_size,
-        train_tokens=len(text.train),
         val_tokens=len(text.val),
         copied=text.copied if text.val_hash else 0.0,
         identity=identity,

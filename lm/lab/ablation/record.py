@@ -58,7 +58,6 @@ class ArmRecord:
     seconds_per_step: float = 0.0  # with its share of validations, as measured when it was planned
     steps: dict[str, int] = field(default_factory=dict)  # by budget; "own" is what its configuration says
     vocab_size: int = 0
-    train_tokens: int = 0
     val_tokens: int = 0
     copied: float = 0.0  # share of a validation text of its own that stands in the training text
     identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision

@@ -13,7 +13,6 @@ from tqdm import tqdm
 from lm.config import described_settings, flat
 from lm.errors import UserError, without_secrets
 from lm.folder import read_result
-from lm.lab.ablation.settings import RECORD
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -74,20 +73,6 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
             folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
         below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
     return folders
-
-
-def newest_run(folder: Path, finished: bool = True) -> Path | None:
-    """The run below a folder that was finished last; else, of those without a result, the one that was written last.
-
-    Runs of ablations do not count.
-    """
-    times: list[tuple[float, Path]] = []
-    for path in folders_with((RECORD, *MARKS), folder).values() if folder.is_dir() else ():
-        run = RunDirectory(path)
-        if not (path / RECORD).exists() and run.result.exists() == finished:
-            last = run.result if finished else run.metrics if run.metrics.exists() else run.config
-            times.append((last.stat().st_mtime, path))
-    return max(times)[1] if times else None
 
 
 def read_run(path: Path, name: str) -> FoundRun:

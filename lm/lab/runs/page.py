@@ -65,13 +65,13 @@ def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
 
 
 def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
-    """What can be done with it, each with its command; as `report` was called, so that they work in the same place."""
+    """Yield what can be done with the run, each with the command, to be typed in the folder of `report`."""
     address = shlex.quote(f"run_dir={run.path}")
     if run.status == "unfinished":
-        yield "Resume it", f"lm-lab train {address}"
+        yield "Resume it", f"python -m lm train {address}"
     if (run.path / "model/config.json").exists():
-        yield "Generate from it", f'lm-lab generate {address} "prompt=Once" temperature=0.8'
-        yield "Look at it, token by token", f"lm-lab look {address}"
+        yield "Generate from it", f'python -m lm generate {address} "prompt=Once" temperature=0.8'
+        yield "Look at it, token by token", f"python -m lm look {address}"
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.data.paths import BLOCK, open_file, reading_from, suffix
+from lm.data.paths import BLOCK, open_file, suffix
 from lm.errors import UserError
 
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
@@ -29,13 +29,13 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
             raise UserError(f"data.column={column}: row {number} holds half a character ({error.reason})") from error
 
 
-def _check_column(column: str | None, columns: Iterable[str]) -> None:
-    if column is not None and (n := [*columns].count(column)) != 1:
+def _check_column(column: str, columns: Iterable[str]) -> None:
+    if (n := [*columns].count(column)) != 1:
         what = "the columns are" if n == 0 else f"{n} columns have this name:"
         raise UserError(f"data.column={column}: {what} {', '.join(columns):.200}")
 
 
-def _json_rows(file: Path | str, column: str | None) -> Iterator[Any]:
+def _json_rows(file: Path | str, column: str) -> Iterator[Any]:
     """From a list of objects, or from an object in each line (JSON Lines)."""
     with open_file(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def _json_rows(file: Path | str, column: str | None) -> Iterator[Any]:
                 raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
 
 
-def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
+def _csv_rows(file: Path | str, column: str) -> Iterator[dict[str, str]]:
     """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
     In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
@@ -90,18 +90,17 @@ def _csv_rows(file: Path | str, column: str | None) -> Iterator[dict[str, str]]:
         raise UserError(f"{file}: is empty; expected a line with the names of the columns")
 
 
-def _parquet_rows(file: Path | str, column: str | None) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Path | str, column: str) -> Iterator[dict[str, Any]]:
     """Of columns that are not asked for, nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
     from pyarrow.parquet import ParquetFile
 
     with open_file(file, seekable=True) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
         _check_column(column, table.schema_arrow.names)
-        chosen = None if column is None else [column]
-        for batch in table.iter_batches(ROWS, columns=chosen, use_threads=False):
+        for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
             yield from batch.to_pylist()
 
 
-READERS: dict[str, Callable[[Path | str, str | None], Iterator[dict[str, Any]]]] = {
+READERS: dict[str, Callable[[Path | str, str], Iterator[dict[str, Any]]]] = {
     "json": _json_rows,
     "csv": _csv_rows,
     "parquet": _parquet_rows,
@@ -121,23 +120,6 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
         if number == 0:
             _check_column(column, row)
         yield row.get(column)
-
-
-def columns_of(file: Path, kind: str) -> list[str]:
-    """The columns of strings of a local table, that of most letters in the first row first. Raises UserError."""
-    with reading_from(str(file), kind):
-        if kind == "parquet":
-            from pyarrow.parquet import read_schema
-
-            with open_file(file, seekable=True) as content:
-                first: Any = {field.name: "" for field in read_schema(content) if "string" in str(field.type)}
-        else:
-            first = next(READERS[kind](file, None), None)
-    cells = first.items() if isinstance(first, dict) else ()
-    texts = {key: value or "" for key, value in cells if value is None or isinstance(value, str)}
-    if not texts:
-        raise UserError(f"{file}: its first row has no text; expected a column of strings, a document in each row")
-    return sorted(texts, key=lambda key: -sum(map(str.isalpha, texts[key])))
 
 
 def texts_in(file: Path, kind: str, column: str) -> Iterator[bytes]:
