@@ -623,15 +623,18 @@ DECIDING = frozenset(_deciding_keys(RunConfig))
 
 
 def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that change a number of a run, as dotted keys, with the hashes if given."""
+    """Return the settings that change a number of a run, as dotted keys, with the hashes if given.
+
+    Records of earlier versions lack some settings.
+    """
     leaves, keys = flat(settings), DECIDING | {*HASHES}
-    if leaves["checkpoint.best"] or leaves["checkpoint.patience"] is not None:
+    if leaves.get("checkpoint.best") or leaves.get("checkpoint.patience") is not None:
         keys |= {"validation.every", "validation.batches"}
-    if leaves["data.val_path"] is not None or leaves["data.val_split"] is not None:
+    if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
         keys -= {"data.val_fraction", "data.fold"}
-    if leaves["compile"]:  # a compiler fuses repeated operations otherwise
+    if leaves.get("compile"):  # a compiler fuses repeated operations otherwise
         keys |= {"activation_checkpointing"}
-    if leaves["trainer.num_nodes"] > 1:  # the number of processes decides, not their places
+    if leaves.get("trainer.num_nodes", 1) > 1:  # the number of processes decides, not their places
         leaves["trainer.devices"] *= leaves["trainer.num_nodes"]
         leaves["trainer.num_nodes"] = 1
     return {key: value for key, value in leaves.items() if key in keys}
@@ -639,11 +642,11 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that say what a run is, as dotted keys: with its text and its tokenizer."""
-    groups, others = ("data.", "tokenizer.", "head."), DECIDING | {*HASHES}
+    groups, deciding = ("data.", "tokenizer.", "head."), deciding_settings(settings).keys()
     return {
         key: value
         for key, value in flat(settings).items()
-        if key in others or (key.startswith(groups) and key != "data.cache_dir")
+        if key in deciding or (key.startswith(groups) and key != "data.cache_dir")
     }
 
 

@@ -4,10 +4,8 @@ from typing import Any
 
 from lm.registry import load
 
-NAMES = ("contrasts", "curves", "runs")
-
 
 def __getattr__(name: str) -> Any:
-    if name not in NAMES:
+    if name not in ("contrasts", "curves", "runs"):
         raise AttributeError(f"module 'lm.results' has no attribute {name!r}")
     return load(f"lm.lab.results.{name}")

@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from lm.config import DataConfig, RunConfig, TokenizerConfig, build
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.paths import downloaded, from_above, is_url
+from lm.data.paths import from_above, is_url
 from lm.data.sources import COMMIT
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, reading
 from lm.model.transformer import Transformer
+from lm.registry import load
 from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
@@ -141,7 +142,7 @@ def own_text(run_dir: Path) -> OwnText:
         config = replace(config, cache_dir=DataConfig().cache_dir)
     for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
         if config.source != "hub" and place is not None and is_url(place):  # the word of a folder downloads nothing
-            downloaded(place, config.cache, key, downloads=False)
+            load("lm.lab.sources.addresses.downloaded")(place, config.cache, key, downloads=False)
     return config, tokenizer, hashes
 
 

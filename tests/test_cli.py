@@ -25,7 +25,7 @@ from lm.cli.arguments import CONFIGS, for_hydra, kinds_of, parse
 from lm.cli.compose import compose
 from lm.cli.evaluate import EvaluateConfig, parse_arguments
 from lm.cli.generate import GenerateConfig
-from lm.cli.help import GROUPS
+from lm.cli.help import CHOSEN_FROM
 from lm.cli.main import report_error
 from lm.config import RunConfig
 from lm.errors import UserError
@@ -372,7 +372,7 @@ def test_help_has_each_setting_and_group_at_the_width_of_the_terminal(
     leaves = {key for key in kinds if not any(other.startswith(f"{key}.") for other in kinds)}
     shown = {key for key in re.findall(r"^  ([\w.]+)=", out, re.MULTILINE) if key in kinds}
     assert leaves <= shown
-    for group in GROUPS.get(name, ()):
+    for group in CHOSEN_FROM.get(name, ()):
         assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= {*re.findall(r"\w+", out)}
 
 

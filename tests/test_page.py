@@ -19,7 +19,7 @@ OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "
 @pytest.mark.slow
 def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It was asked to continue two prompts."""
-    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir={tmp_path}/a <b>run_*x*")
+    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir='{tmp_path}/a <b>run_*x*'")
     run_dir, result = train(replace(run, prompts=PROMPTS))
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
     kept = {"step": 15, "val_loss": result["val_loss"], "last_val_loss": 9.5}

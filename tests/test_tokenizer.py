@@ -17,7 +17,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.text import sample
 from lm.data.tokenizer import (
     EOT,
     Tokenizer,
@@ -26,6 +25,7 @@ from lm.data.tokenizer import (
     char_tokenizer,
     encode,
     load_tokenizer,
+    sample,
     train_bpe,
 )
 from lm.data.tokens import prepare
@@ -76,8 +76,8 @@ def test_a_very_long_word_is_learned_in_seconds() -> None:
 
 @pytest.mark.slow
 def test_bpe_is_trained_on_evenly_spaced_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.data.text.SAMPLE", 1 << 20)
-    monkeypatch.setattr("lm.data.text.SAMPLE_CHUNK", 1 << 13)
+    monkeypatch.setattr("lm.data.tokenizer.SAMPLE", 1 << 20)
+    monkeypatch.setattr("lm.data.tokenizer.SAMPLE_STRETCH", 1 << 13)
     n = 1500
     lines = [f"{i:07} {'é' * 500}\n" for i in range(n)]  # of 1,009 bytes each
     part = stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]).whole()
@@ -103,9 +103,8 @@ def added(content: str, rstrip: bool = False) -> dict[str, Any]:
 def merged(piece: str, **options: Any) -> dict[str, Any]:
     """A tokenizer.json of bytes and one longer piece."""
     layout = json.loads(BYTE.to_json())
-    layout["model"]["vocab"][piece] = 256
+    layout["model"]["vocab"][piece] = 257
     layout["model"] |= options
-    layout["added_tokens"][0]["id"] = 257
     return layout
 
 
@@ -310,7 +309,7 @@ def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
         if left_out is not None and tokenizer.begin != tokenizer.eot:
             ids = ids[ids != getattr(tokenizer, left_out)]
         ids.tofile(tmp_path / f"{name}.bin")
-    monkeypatch.setattr("lm.data.tokenizer.IDS", 7)
+    monkeypatch.setattr("lm.lab.sources.made_elsewhere.IDS", 7)
     paths = {"path": f"{tmp_path}/train.bin", "val_path": f"{tmp_path}/val.bin"}
     data = prepare(DataConfig(source="tokens", **paths, **settings), own)
     assert (data.val_bytes, data.baselines) == (len("".join(rows).encode()), expected.baselines)

@@ -20,8 +20,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import RECIPES, recipe_of
-from lm.data.paths import is_url, kind_of, text_size
+from lm.config import RECIPES, DataConfig, recipe_of
+from lm.data.paths import is_url, kind_of
+from lm.data.sources import text_size
 from lm.errors import UserError, expanded
 from lm.folder import is_run
 
@@ -331,7 +332,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
         if path[:1] in ("'", '"'):
             path = path.strip(path[0])
         try:
-            size = text_size(path, kind, column, limit=max(RECIPES) + 1)
+            size = text_size(DataConfig(source=kind, path=path, column=column), limit=max(RECIPES) + 1)
         except UserError:
             run_dir = typed.get("run_dir", "=").partition("=")[2]
             if run_dir and is_run(Path(expanded(run_dir, "run_dir"))):

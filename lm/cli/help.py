@@ -17,7 +17,7 @@ from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.system.terminal import to_override_value
 
-GROUPS = {
+CHOSEN_FROM = {  # command -> groups that it composes
     "train": ("model", "head", "data", "tokenizer", "optim", "trainer", "logger", "experiment"),
     "ablate": ("ablation",),
     "evaluate": ("data",),
@@ -65,7 +65,7 @@ def help_text(command: str, module: Any, is_whole: bool = False) -> str:
         parts.append(_filled(f"Example: {command_line(command)} {EXAMPLES[command]}", width))
     parts.append("\n".join(_row(f"{s.key}={to_override_value(s.default)}", s.meaning, width) for s in shown))
     rows = []
-    for group in GROUPS.get(command, ()):
+    for group in CHOSEN_FROM.get(command, ()):
         names = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         rows.append(_row(f"{group}=", ", ".join(names), width, 14))
     if rows:

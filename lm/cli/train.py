@@ -5,6 +5,7 @@ of Python's standard library is read. The same command resumes a run that was in
 run that is finished. -m head=tied,untied seed=0,1 trains four runs.
 """
 
+import gc
 import logging
 import os
 import re
@@ -58,6 +59,7 @@ def run(args: list[str]) -> int:
         except Exception as error:  # Hydra would print lines of its own
             if is_sweep:
                 codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+                gc.collect()  # the model of this job, before the next one is built
                 if os.getpid() != process:  # a launcher's own process: only what is raised comes back from there
                     kind = UserError if codes[-1] == 2 else RuntimeError
                     raise kind(f"a job of the sweep failed: {error}") from None

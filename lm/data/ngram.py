@@ -12,8 +12,9 @@ and p(w | h') where h has no counts. The counts of the longest n-grams are occur
 distinct bytes that precede them. Below the unigrams is the uniform distribution, 1 / 256. D(1), D(2) and D(3 or more)
 follow for each length from how many n-grams have the counts 1 to 4.
 
-Documents are one text, as they are stored one after the other: a context runs on from one into the next, and from the
-training into the validation text. Zero bytes stand before the first one, as context alone.
+A context runs on from one document into the next, and from the training into the validation text. A zero byte stands
+between documents and is scored, as a run scores its end-of-text token. Zero bytes stand before the first document, as
+context alone.
 """
 
 from collections.abc import Mapping
@@ -27,12 +28,15 @@ ORDER = 6  # bytes of an n-gram: contexts of up to five bytes, and n-grams that 
 FALLBACK = (0.5, 1.0, 1.5)  # the discounts of a count for which the counts of counts give none, as KenLM's
 
 
-def bits_per_byte(train: bytes, val: bytes) -> float:
-    """The mean of -log2 p over the bytes of `val`; 8 if there is no training text, and 0 for an empty `val`."""
+def bits_per_byte(train: bytes, val: bytes, n_bytes: int | None = None) -> float:
+    """Return -log2 p summed over the bytes of `val`, for each of `n_bytes`, by default all of `val`.
+
+    8 if there is no training text, and 0 for an empty `val`.
+    """
     before = bytes(ORDER - 1) + train
     ngrams, repeats = _distinct(_keys(before[1 - ORDER :] + val))
     p = probabilities(_keys(before), ngrams)
-    return abs(float(repeats @ np.log2(p))) / max(len(val), 1)
+    return abs(float(repeats @ np.log2(p))) / max(len(val) if n_bytes is None else n_bytes, 1)
 
 
 def ngram_figure(result: Mapping[str, Any]) -> str:
@@ -58,14 +62,6 @@ def probabilities(seen: np.ndarray, ngrams: np.ndarray) -> np.ndarray:
     for own, rest, lower in reversed(levels):
         p = own + rest * p[lower]
     return p
-
-
-def evenly_spaced(values: np.ndarray, n: int) -> np.ndarray:
-    """At most `n` of the values (m,), or STRETCH if that is more: all, or evenly spaced stretches."""
-    if len(values) <= n:
-        return values
-    n_stretches = max(n // STRETCH, 1)
-    return np.concatenate([values[i * len(values) // n_stretches :][:STRETCH] for i in range(n_stretches)])
 
 
 def _interpolation(seen: np.ndarray, counts: np.ndarray, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

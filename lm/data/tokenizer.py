@@ -10,7 +10,6 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import TokenizerConfig
-from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress
+from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress, stretches
 from lm.errors import UserError, error_prefix
 
 EOT = "<|endoftext|>"
@@ -34,9 +33,8 @@ PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES
 MAX_WORD = 512  # characters of a word that BPE is trained on
 SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
+SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and of one stretch of them
 GROUP = 1 << 20  # characters that are handed to all threads: enough for 64, and little memory on any machine
-IDS = 1 << 16  # ids that are decoded at a time
-PROBES = ("A", "a  b", "a\n\tb", "e\u0301", "\ufb01")  # which a lossy tokenizer does not give back
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
@@ -83,6 +81,7 @@ class Tokenizer:
         self.unscored = None if self.begin == self.eot else self.begin  # it stands after end of text and is no text
         self.vocab_size: int = backend.get_vocab_size()
         self.dtype = "uint16" if self.vocab_size <= 1 << 16 else "uint32"  # of ids on disk
+        self.cut = _safe_cut(layout)
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
             raise UserError(
@@ -90,32 +89,6 @@ class Tokenizer:
             )
         if self._eot_in_text():
             raise UserError(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
-        model, added = layout["model"], layout["added_tokens"]
-        is_char, is_byte_level = (layout["pre_tokenizer"] == step for step in PRE_TOKENIZERS)
-        all_special = all(token["special"] for token in added)
-        # whether a text gives the same ids when it is encoded in pieces that begin after a word
-        self.splittable: bool = (
-            layout["normalizer"] is None
-            and (is_char or is_byte_level)
-            and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in added)
-        )
-        # and whether it does so wherever the text is cut, because no token depends on more than one character
-        alone = "merges" in model and not any(model.get(key) for key in JOINING)
-        self.divisible: bool = self.splittable and (is_char or alone) and all_special
-        # the id of what the vocabulary lacks, which is no text
-        unknown: int | None = (
-            model.get("unk_id") if "unk_id" in model else backend.token_to_id(model["unk_token"] or "")
-        )
-        self.unknown: int | None = None if unknown in self.stops else unknown
-        # whether every text comes back from its ids, as from byte-level BPE that has all bytes
-        self.is_lossless: bool = (
-            (self.splittable and all_special and is_byte_level)
-            and (layout["decoder"] or {}).get("type") == "ByteLevel"
-            and "merges" in model
-            and not model.get("end_of_word_suffix")
-            and not model.get("continuing_subword_prefix")
-            and model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet())
-        )
 
     @property
     def separator(self) -> list[int]:
@@ -134,10 +107,7 @@ class Tokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Raises UserError for a character that the vocabulary lacks (character level only)."""
         try:
-            with _refusing_panics():
-                return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
-        except UserError:
-            raise
+            return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises bare Exception
             if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
                 raise UserError(f"a text has {surrogate[0]!r}, half of a character; expected UTF-8") from error
@@ -165,12 +135,10 @@ class Tokenizer:
             return "".join(c for c in prompt if c in vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:
-        with _refusing_panics():
-            return self.backend.decode(list(ids), skip_special_tokens=True)
+        return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def decode_all(self, ids: list[list[int]]) -> list[str]:
-        with _refusing_panics():
-            return self.backend.decode_batch(ids, skip_special_tokens=True)
+        return self.backend.decode_batch(ids, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield text as ids arrive, in pieces of whole characters; joined, they equal `decode` of all ids.
@@ -203,18 +171,19 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-@contextmanager
-def _refusing_panics() -> Iterator[None]:
-    """Raise UserError for a panic of the library, as for a malformed file or a pattern that takes too long.
+def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
+    """Return where a text may be cut so that the ids of the pieces are the ids of the text; None for nowhere.
 
-    It is a BaseException, and the library prints a message of its own.
+    Anywhere, if each character is a token or several; before a space or a line break behind a word
+    for byte-level BPE.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"tokenizer: its library gives up ({str(error).splitlines()[0]})") from error
+    model, added = layout["model"], layout["added_tokens"]
+    is_char, is_byte_level = (layout["pre_tokenizer"] == step for step in PRE_TOKENIZERS)
+    crosses = any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in added)
+    if layout["normalizer"] is not None or crosses or not (is_char or is_byte_level):
+        return None
+    is_alone = "merges" in model and not any(model.get(key) for key in JOINING)
+    return ANYWHERE if (is_char or is_alone) and all(token["special"] for token in added) else SAFE_CUT
 
 
 def _template_token(post_processor: dict[str, Any] | None) -> str | None:
@@ -234,11 +203,12 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     lm.errors.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
-        with _refusing_panics():
-            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except Exception as error:
+    except BaseException as error:  # a panic of the library, as for a malformed part, is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
     with error_prefix(str(path)):
         tokenizer = Tokenizer(backend, eot)
@@ -319,18 +289,25 @@ def build_tokenizer(
 # --- a text and its ids, streamed from disk
 
 
+def sample(part: Part) -> Iterator[str]:
+    """Yield the text from which BPE is trained: all up to SAMPLE bytes, else as many in evenly spaced stretches."""
+    if part.n_bytes <= SAMPLE:
+        yield from (text for text, _ in chunks(decoded(part)))
+        return
+    for pieces in stretches(part, SAMPLE, SAMPLE_STRETCH):  # which may begin and end inside a character
+        yield from (piece.decode(errors="ignore") for piece in pieces)
+
+
 def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
     """Yield the ids of a part in arrays, end of text before each document.
 
     Raises UserError where the tokenizer loses text: bits per byte would be wrong.
     """
-    cut = ANYWHERE if tokenizer.divisible else SAFE_CUT if tokenizer.splittable else None
     with progress(part.n_bytes, label, quiet) as bar:
-        for group in _groups(chunks(decoded(part), cut)):
+        for group in _groups(chunks(decoded(part), tokenizer.cut)):
             texts = [text for text, _ in group]
             ids = tokenizer.encode_all(texts)
-            if not tokenizer.is_lossless:
-                _compare(texts, tokenizer.decode_all(ids))
+            _compare(texts, tokenizer.decode_all(ids))
             flat: list[int] = []
             for (text, first), chunk in zip(group, ids, strict=True):
                 flat += [*tokenizer.separator, *chunk] if first else chunk
@@ -362,25 +339,3 @@ def _groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]
             group, size = [], 0
     if group:
         yield group
-
-
-def decoded_documents(tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[str]:
-    """The text of ids that were made elsewhere, in pieces of bounded size.
-
-    Each document is decoded by itself, because a decoder may drop a space where a text begins.
-    """
-    stops = list(tokenizer.stops)
-    blocks = ((i, np.isin(ids[i : i + GROUP], stops)) for i in range(0, len(ids), GROUP))
-    starts = itertools.chain.from_iterable((i + np.flatnonzero(is_stop)).tolist() for i, is_stop in blocks)
-    for begin, end in itertools.pairwise(itertools.chain([0], starts, [len(ids)])):
-        yield from tokenizer.stream_chunks(ids[i : min(i + IDS, end)].tolist() for i in range(begin, end, IDS))
-
-
-def lost(tokenizer: Tokenizer) -> str | None:
-    """A short text that the tokenizer does not give back, though its vocabulary has all of it."""
-    for probe in PROBES:
-        with suppress(UserError):  # a character that the vocabulary lacks
-            ids = tokenizer.encode(probe)
-            if tokenizer.unknown not in ids and tokenizer.decode(ids) != probe:
-                return probe
-    return None

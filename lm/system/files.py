@@ -7,6 +7,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +19,7 @@ from typing import IO, Any
 import yaml
 
 PARTIAL = ".partial-"  # beginning of the name of a temporary file
+ABANDONED_SECONDS = 24 * 3600.0  # after which nobody writes to a temporary folder of a cache any more
 LOCK = ".lock"  # in a folder of a run or an ablation; the kernel keeps it
 
 
@@ -50,6 +54,21 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """An empty folder inside of a cache, for what is renamed into place when it is whole.
+
+    Folders that killed processes left more than a day ago are removed.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob("*.partial"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(".partial", "", parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def remove_partial(folder: Path) -> None:

@@ -149,7 +149,7 @@ class Progress:
                 self._write_validation(row)
 
     def _estimate(self, step: Step) -> None:
-        """Say how long the run will take, by its first steps but for the very first one, which is slower."""
+        """Say how long the run will take, from the time of TIMED_STEPS steps after the first one, which is slower."""
         made = self.state.step - self.begin
         if made not in (1, 1 + TIMED_STEPS):
             return

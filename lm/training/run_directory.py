@@ -70,7 +70,7 @@ class RunDirectory:
         lock = filelock.FileLock(self.path / LOCK)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.check_ours()
+            self.check_is_run()
             lock.acquire(blocking=False)
         except filelock.Timeout:
             raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
@@ -92,7 +92,7 @@ class RunDirectory:
                         folder.rmdir()
             lock.release()
 
-    def check_ours(self) -> None:
+    def check_is_run(self) -> None:
         """Raise UserError for a folder that holds something else than a run."""
         names = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(PARTIAL)]
         if names and not is_run(self.path):

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm.config import DataConfig
-from lm.data import paths
+from lm.data.paths import ENDINGS, ending, first_line
 from lm.data.sources import COMMIT, Documents
 from lm.errors import UserError
+from lm.lab.sources.addresses import TIMEOUT
 from lm.lab.sources.tables import READERS, cells_in, cells_of, documents_of
 from lm.system.files import json_sha256
 
@@ -33,7 +34,7 @@ def _hub_commit(config: DataConfig, revision: str | None) -> str:
 
     api, name = HfApi(), str(config.path)
     with _hub_errors(config, revision):
-        info = api.dataset_info(name, revision=revision, timeout=paths.TIMEOUT)
+        info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
         if info.gated:
             api.auth_check(name, repo_type="dataset")
     return str(info.sha)
@@ -60,7 +61,7 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
         if config.split not in splits:
             raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
         files = [str(file) for file in splits[config.split]]
-        kinds = {file: kind for file in files for kind in READERS if paths.suffix(file) in paths.SUFFIXES[kind]}
+        kinds = {file: kind for file in files for kind in READERS if ending(file) in ENDINGS[kind]}
         if len(kinds) == len(files):
             for file, kind in kinds.items():
                 yield from cells_in(file, kind, config.column)
@@ -86,5 +87,5 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
         raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers with status {status}" if status else f"cannot be read ({paths.first_line(error)})"
+        reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
         raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error

@@ -12,14 +12,34 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.data.paths import BLOCK, open_file, suffix
+from lm.config import DataConfig
+from lm.data.paths import BLOCK, ending, reading_from
+from lm.data.sources import Documents, Names, state_of
 from lm.errors import UserError
+from lm.lab.sources.addresses import open_anywhere
 
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
+Rows = Iterator[dict[str, Any]]
 
 
-def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[bytes]]]:
-    """A document from each cell, empty if the cell is null. Raises UserError for any other that is no string."""
+class Table:
+    """A document from each row of a column of files, one after the other. Names of files are no part of the text."""
+
+    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+        self.config, self.place, self.files = config, place, files
+
+    def state(self) -> str:
+        return state_of({str(number): file for number, file in enumerate(self.files.values())})
+
+    def documents(self, max_bytes: int | None) -> Documents:
+        kind, column = self.config.source, self.config.column
+        with reading_from(self.place, kind):
+            cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
+            yield from documents_of(cells, column)
+
+
+def documents_of(cells: Iterable[Any], column: str) -> Documents:
+    """Yield a document for each cell, empty if the cell is null. Raises UserError for any other that is no string."""
     for number, cell in enumerate(cells):
         if cell is not None and not isinstance(cell, str):
             raise UserError(f"data.column={column}: row {number} holds {cell!s:.40}, not a string")
@@ -29,15 +49,30 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
             raise UserError(f"data.column={column}: row {number} holds half a character ({error.reason})") from error
 
 
+def cells_in(file: Path | str, kind: str, column: str) -> Iterator[Any]:
+    """The cells of a column of a file. Raises UserError for a file without it."""
+    return cells_of(READERS[kind](file, column), column)
+
+
+def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
+    """The cells of a column of objects: the first must have it; in others it may be missing, as if it were null."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"data.column={column}: row {number} is no object, which has columns")
+        if number == 0:
+            _check_column(column, row)
+        yield row.get(column)
+
+
 def _check_column(column: str, columns: Iterable[str]) -> None:
     if (n := [*columns].count(column)) != 1:
         what = "the columns are" if n == 0 else f"{n} columns have this name:"
         raise UserError(f"data.column={column}: {what} {', '.join(columns):.200}")
 
 
-def _json_rows(file: Path | str, column: str) -> Iterator[Any]:
+def _json_rows(file: Path | str, column: str) -> Rows:
     """From a list of objects, or from an object in each line (JSON Lines)."""
-    with open_file(file) as content:
+    with open_anywhere(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
         if is_list:
             yield from json.load(content)
@@ -50,7 +85,7 @@ def _json_rows(file: Path | str, column: str) -> Iterator[Any]:
                 raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
 
 
-def _csv_rows(file: Path | str, column: str) -> Iterator[dict[str, str]]:
+def _csv_rows(file: Path | str, column: str) -> Rows:
     """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
     In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
@@ -58,8 +93,8 @@ def _csv_rows(file: Path | str, column: str) -> Iterator[dict[str, str]]:
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
-    with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        is_tsv = suffix(file) == ".tsv"
+    with open_anywhere(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
+        is_tsv = ending(file) == ".tsv"
         reader = csv.reader(lines, strict=True)
         if is_tsv:
             reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -90,44 +125,17 @@ def _csv_rows(file: Path | str, column: str) -> Iterator[dict[str, str]]:
         raise UserError(f"{file}: is empty; expected a line with the names of the columns")
 
 
-def _parquet_rows(file: Path | str, column: str) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Path | str, column: str) -> Rows:
     """Of columns that are not asked for, nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
     from pyarrow.parquet import ParquetFile
 
-    with open_file(file, seekable=True) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
+    with (
+        open_anywhere(file, seekable=True) as content,
+        ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table,
+    ):
         _check_column(column, table.schema_arrow.names)
         for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
             yield from batch.to_pylist()
 
 
-READERS: dict[str, Callable[[Path | str, str], Iterator[dict[str, Any]]]] = {
-    "json": _json_rows,
-    "csv": _csv_rows,
-    "parquet": _parquet_rows,
-}
-
-
-def cells_in(file: Path | str, kind: str, column: str) -> Iterator[Any]:
-    """The cells of a column of a file. Raises UserError for a file without it."""
-    return cells_of(READERS[kind](file, column), column)
-
-
-def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
-    """The cells of a column of objects: the first must have it; in others it may be missing, as if it were null."""
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(f"data.column={column}: row {number} is no object, which has columns")
-        if number == 0:
-            _check_column(column, row)
-        yield row.get(column)
-
-
-def texts_in(file: Path, kind: str, column: str) -> Iterator[bytes]:
-    """Yield the texts in a column of a table, encoded. Raises UserError."""
-    for _, (text,) in documents_of(cells_in(file, kind, column), column):
-        yield text
-
-
-def documents_in(files: Iterable[Path], kind: str, column: str) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield a document for each cell in a column of tables. Raises UserError."""
-    return documents_of((cell for file in files for cell in cells_in(file, kind, column)), column)
+READERS: dict[str, Callable[[Path | str, str], Rows]] = {"json": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}
