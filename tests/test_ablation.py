@@ -92,7 +92,7 @@ def near(spec: RunSpec) -> float:
 # --- what is missing is made, and nothing else
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     done = lab.run()
     first = lab.results()
@@ -115,7 +115,7 @@ def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     assert len(lab.results()) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab, instantly: Instantly) -> None:
     made, tune = instantly(near), TuneConfig(trials=2, **LR)
     before = lab.run(tune=tune)
@@ -142,7 +142,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab, instantly:
     assert {run.arm for run in without.runs.itertuples() if run.purpose == "unused"} == {"tied", "untied"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
     made = instantly(near)
     lab.run(seeds=[0, 1, 2])
@@ -156,7 +156,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: In
     assert len(made) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly: Instantly) -> None:
     instantly(near)
     asked: dict[str, Any] = {"arms": THREE, "seeds": [0, 1, 2]}
@@ -181,7 +181,7 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
     assert "after a verdict was seen: equivalence_margin (before: 9.0)." in summaries(lab.run(**asked)), "both"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_design_is_free_until_a_verdict_is_seen(lab: Lab, instantly: Instantly) -> None:
     instantly(lambda spec: Failure.ERROR if spec.arm == "untied" or spec.seed == 2 else near(spec))
     lab.run(seeds=[0, 1, 2])
@@ -214,7 +214,7 @@ def test_the_page_is_written_while_the_runs_are_made(
     assert "results so far: " in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
     made = instantly(near)
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "first")
@@ -243,7 +243,7 @@ def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, mon
     assert len(made) == 6 + 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> None:
     arms = {
         "good": ["head=tied"],
@@ -263,7 +263,7 @@ def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> 
         assert is_repeated == path.name.startswith("broken")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) -> None:
     def edit() -> None:
         wait_for(lambda: [*lab.out.glob("cells/*/*.csv")])
@@ -322,7 +322,7 @@ def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) 
 LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly) -> None:
     made = instantly(near)
     results = lab.run(**LOOKS)
@@ -367,7 +367,7 @@ def bowl(spec: RunSpec) -> float:
     return 1 + 0.1 * sum(factor**2 for factor in factors) + 1e-4 * math.sin(9 * spec.run.seed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly) -> None:
     made = instantly(bowl)
     results = lab.run(**TUNED)
@@ -385,7 +385,7 @@ def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly
     assert len(made) == n
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly: Instantly) -> None:
     made, asked = instantly(bowl), TUNED | {"tune": replace(TUNED["tune"], trials=10)}
     lab.run(**asked, folder="quiet")
@@ -421,7 +421,7 @@ def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
     wait_for(are_there, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_proc
 def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
     words = ["trainer.max_steps=60", "ablation.seeds=[0]", "ablation.tune.trials=2"]

@@ -40,7 +40,7 @@ def starts(results: Results) -> dict[tuple[str, int], str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_seed_continues_the_model_of_its_seed(lab: Lab) -> None:
     sha256 = {seed: train_base(lab, seed) for seed in (0, 1, 77)}
     words: dict[str, Any] = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"], "arms": ARMS, "tune": FEW}
@@ -59,7 +59,7 @@ def test_each_seed_continues_the_model_of_its_seed(lab: Lab) -> None:
         lab.run(**words, seeds=[0, 1, 2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_given_run_is_the_start_of_all_seeds(lab: Lab) -> None:
     sha256 = train_base(lab, 5)
     results = lab.run(f"init_from={lab.root}/bases/seed5", seeds=[0], arms=ARMS)

@@ -30,7 +30,7 @@ def test_every_section_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_prints_a_table_and_writes_json(script: Script, tmp_path: Path) -> None:
     answer = script("benchmark", "only=[limits]", "seconds=0", "output=out.json", "threads=1")
     assert answer.returncode == 0, answer.stderr

@@ -119,7 +119,7 @@ def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(whole: 
     assert same(run_dir, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_to_torchrun_saves_and_is_resumed(two: tuple[Path, str], text_file: Path, tmp_path: Path) -> None:
     line = torchrun("--nproc-per-node=2", "--master-port", free_port())
     line += words(text_file, *SPLIT, "trainer.devices=2", "run_dir=stopped")

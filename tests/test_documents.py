@@ -95,7 +95,7 @@ def test_mixed_precision_takes_the_mask_in_either_kernel(fast: bool) -> None:
     assert all(grad.isfinite().all() for grad in gradients(net).values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", USABLE)
 def test_a_traced_loss_has_the_mask(name: str) -> None:
     """Traced as for torch.compile, whose code generation takes half a minute."""

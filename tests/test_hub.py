@@ -251,7 +251,7 @@ def test_the_word_of_a_run_downloads_no_text(server: hub.Hub, tmp_path: Path) ->
     assert server.asked == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_experiment_from_download_to_evaluation(
     server: hub.Hub, command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
     assert b"a_secret" not in (tmp_path / "tracked").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
     """By the same id, and without the steps that were sent before the kill and are made again."""
     run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)

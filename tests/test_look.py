@@ -302,6 +302,7 @@ def test_a_port_that_is_taken_is_refused(server: LookServer, folder: Path, comma
 
 
 @slow
+@pytest.mark.nightly
 def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "browser").write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
     (tmp_path / "browser").chmod(0o755)

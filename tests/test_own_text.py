@@ -145,7 +145,7 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> Non
     assert three.documents().tolist() == [0, 3, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file: Path, tmp_path: Path) -> None:
     """They are counted once: a resume makes as many, bit for bit, though it may find the machine faster."""
     settings: dict[str, Any] = {"max_minutes": 0.05, "diagnostics": DiagnosticsConfig(every=4)}

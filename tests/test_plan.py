@@ -278,7 +278,7 @@ def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
     assert not planner.out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "local", executor := instant(lambda spec: abs(spec.run.optim.lr - 0.03)))
     search: dict[str, Any] = {"seeds": [77], "hyperparameters": ["optim.lr"]}

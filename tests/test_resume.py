@@ -154,7 +154,7 @@ def signal_before_the_first_step() -> None:
     lm.training.train.build_optimizer = lambda *args: (os.kill(os.getpid(), TERM), build(*args))[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
     """The signal ends it at once: nothing is lost. A kill at any operation of a run: tests/test_faults.py, nightly."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))

@@ -171,6 +171,7 @@ def test_a_run_ends_with_a_text_to_read_and_lines_to_paste(cwd: Path, command: C
 
 
 @slow
+@pytest.mark.nightly
 def test_no_message_stands_behind_a_bar(cwd: Path) -> None:
     words = [*SHORT, "trainer.max_steps=100000", "run_dir=run"]
     shown = on_terminal([sys.executable, str(ROOT / "scripts/train.py"), *words], cwd, ctrl_c_after="training:")
@@ -179,6 +180,7 @@ def test_no_message_stands_behind_a_bar(cwd: Path) -> None:
 
 
 @slow
+@pytest.mark.nightly
 def test_a_reader_that_leaves_ends_a_command_without_a_word(finished_run: Path) -> None:
     options: dict[str, Any] = {"cwd": finished_run.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start("generate", "run_dir=a run", "prompt=x", "max_new_tokens=1000000", **options) as process:
@@ -207,6 +209,7 @@ def test_a_sweep_runs_each_job_and_compares_them(command: Command, cwd: Path) ->
 
 
 @slow
+@pytest.mark.nightly
 def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Script, cwd: Path) -> None:
     """As under Hydra's launchers for joblib and submitit: what a job notes in its own process does not come back."""
     plugins = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests/plugins"), os.environ.get("PYTHONPATH", "")])}
@@ -223,6 +226,7 @@ def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Scri
 
 
 @slow
+@pytest.mark.nightly
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=150"]
     verbs = ["checkpoint.resume=false"]  # which is not asked for again
@@ -241,6 +245,7 @@ def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -
 
 
 @slow
+@pytest.mark.nightly
 def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_ignored(cwd: Path) -> None:
     """As nohup lets a command ignore it."""
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=100000", "run_dir=run"]

@@ -20,7 +20,7 @@ def test_a_far_start_misleads_with_one_search() -> None:
     assert once["settings"] == 14 < 26 <= again["settings"] <= 42
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", ["near", "far"])
 @pytest.mark.parametrize(("surface", "power"), [("tilted_cliff", 0.0), ("soft_cliff", 0.25)])
 def test_where_training_diverges_or_blows_up_beside_the_best_value(surface: str, power: float, start: str) -> None:
