@@ -592,7 +592,7 @@ REQUESTED = (
 )
 # The values of settings that leave the decision to the machine.
 OPEN: dict[str, tuple[Any, ...]] = {
-    "trainer.accelerator": ("auto", "gpu"),
+    "trainer.accelerator": ("auto",),
     "trainer.precision": ("auto",),
     "loss": ("auto",),
     "threads": (None,),
@@ -695,8 +695,10 @@ def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
 
 def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:
     value = now.get(key)
-    if key in OPEN and value in OPEN[key]:
+    if value in OPEN.get(key, ()):
         return True
+    if (key, value) == ("trainer.accelerator", "gpu"):  # of NVIDIA or of Apple
+        return before[key] != "cpu"
     return value in (before.get(key), requested.get(key, before.get(key)))
 
 

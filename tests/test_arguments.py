@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("word", ["my text.txt", "a,b.txt", "a=b.txt", "books", "site", "*.txt"])
 def test_an_existing_path_by_itself_is_the_text(word: str) -> None:
     words, notes = hydra_words([word, "seed=1"], KINDS)
-    assert words == [notes[0].rpartition(" ")[2], "data=text", f"data.path='{word}'", "seed=1"]
+    assert words == [notes[word].rpartition(" ")[2], "data=text", f"data.path='{word}'", "seed=1"]
     assert compose("train", words, RunConfig).data.path == word
 
 
@@ -54,11 +54,14 @@ def test_the_size_of_a_text_chooses_its_recipe(folder: Path) -> None:
     assert recipe_of(max(RECIPES) + 1) == "none"
     text = ["data=text", "data.path=my.txt"]
     for typed in ("experiment=chars", "model=medium", "tokenizer=bpe", "optim=adamw", "init_from=x"):
-        assert recipe_for([*text, typed]) == (None, [])
+        assert recipe_for([*text, typed]) == (None, {})
     for typed in ("head=tied", "trainer=cpu", "logger=none", "seed=1"):
         assert recipe_for([*text, typed])[0] == recipe_of(len(TEXT) * 4)
     assert recipe_for([*text, "data.max_bytes=20000"])[0] == recipe_of(min(20_000, len(TEXT) * 4))
-    assert recipe_for(["data=stdlib"]) == (None, [])
+    assert recipe_for([*text, "data.max_bytes=2_000"])[0] == recipe_of(2_000)
+    with pytest.raises(UserError, match="different recipes"):
+        recipe_for([*text, "data.max_bytes=2000,100000"], is_sweep=True)
+    assert recipe_for(["data=stdlib"]) == (None, {})
     (folder / "short.txt").write_text("a" * (MIN_BYTES - 1))
     with pytest.raises(UserError, match=r"data\.path=short\.txt: has 1,999 bytes.*experiment=none"):
         recipe_for(["data=text", "data.path=short.txt"])
@@ -149,6 +152,18 @@ def test_the_text_of_a_run_may_be_gone(folder: Path) -> None:
         hydra_words(["gone.txt"], KINDS)
 
 
+def test_a_damaged_run_beside_a_text_is_named(folder: Path) -> None:
+    (folder / "runs/young/config.yaml").write_text("config_hash: x\ndata: [\n")
+    with pytest.raises(UserError, match=r"^runs/young/config\.yaml: "):
+        hydra_words(["gone.txt", "run_dir=runs/young"], KINDS)
+
+
+def test_an_address_is_downloaded_into_the_cache_that_is_typed(folder: Path) -> None:
+    (folder / "pool.txt").write_text(TEXT * 4)
+    recipe_for(["data=text", f"data.path=file://{folder}/pool.txt", f"data.cache_dir={folder}/pool"])
+    assert len([*(folder / "pool/downloads").iterdir()]) == 1
+
+
 def test_what_is_quoted_for_hydra_stays_as_typed(folder: Path) -> None:
     prompts = 'prompts=["To be, or not", "x"]'
     assert for_hydra(prompts, KINDS) == prompts
@@ -156,7 +171,7 @@ def test_what_is_quoted_for_hydra_stays_as_typed(folder: Path) -> None:
     quoted, plain = (["data=text", f"data.path={path}"] for path in ("'my text.txt'", "my text.txt"))
     assert recipe_for(quoted) == recipe_for(plain)
     for choices in ("choice(my.txt,books)", "glob(*)", "${head.name}.txt"):
-        assert recipe_for(["data=text", f"data.path={choices}"], is_sweep=True) == (None, [])
+        assert recipe_for(["data=text", f"data.path={choices}"], is_sweep=True) == (None, {})
 
 
 def test_commas_part_the_texts_of_a_sweep_alone() -> None:

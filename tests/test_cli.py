@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Outcome
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lm import __version__
 from lm.cli import COMMANDS, command_line, train
@@ -140,12 +141,21 @@ def test_text_arrives_as_typed_in_a_flat_command() -> None:
     assert parse(EvaluateConfig, ["run_dir=x", "texts=null"]).texts is None
 
 
+def hydra_reads(override: str) -> Any:
+    """The value of an override as Hydra's grammar has it."""
+    return OverridesParser.create().parse_override(override).value()
+
+
 @pytest.mark.slow
 def test_the_path_of_a_text_arrives_as_typed_through_hydra() -> None:
     kinds = kinds_of(RunConfig)
     for path in ODD:
         words = [for_hydra(word, kinds) for word in ("data=text", f"data.path={path}")]
         assert compose("train", words, RunConfig).data.path == os.path.expanduser(path)
+    for path in ODD[1:]:  # as every other path
+        for key in ("data.val_path", "run_dir", "init_from", "+data.cache_dir"):
+            word = for_hydra(f"{key}={path}", kinds | {"data.cache_dir": str})
+            assert hydra_reads(word) == path, word
     for words in (["data=text", "data.path=a b.txt"], ["data=hub", "data.path=a/b", "data.split=test"]):
         scored = parse_arguments(["run_dir=[a,b c]", *words, "details=true"])
         assert (scored.run_dir, scored.details) == ("[a,b c]", True)
@@ -193,7 +203,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand() -> None:
     own = ["ablation=smoke", "ablation.seeds=[7]", "workers=1", "output_dir=a b"]
     passed, question, _ = ablate.hydra_words([*words, *own])
     assert question is None
-    assert passed[:4] == own
+    assert passed[:4] == [*own[:3], "output_dir='a b'"]
     config = compose("ablate", [*passed, "ablation.name=smoke"], AblateConfig)
     assert config.overrides == ["head=untied", "+optim.x=${y}", "data.path='it\\'s b'", "experiment=chars", "~logger"]
     assert (config.ablation.name, config.ablation.seeds, config.workers) == ("smoke", [7], 1)

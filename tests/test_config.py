@@ -273,9 +273,13 @@ def test_what_differs_is_named() -> None:
     assert [
         key for key, run in SAME.items() if same_run(saved(RUN), requested_settings(run)) not in ([], ["threads"])
     ] == []
-    cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
+    cpu, cuda, gpu = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda", "gpu"))
     assert same_run(saved(cpu), requested_settings(replace(cpu, threads=2))) == ["threads"]
     assert same_run(saved(cuda), requested_settings(replace(cuda, threads=2))) == []
+    assert same_run(saved(cuda), requested_settings(gpu)) == []
+    assert same_run(saved(cpu), requested_settings(gpu)) == ["trainer.accelerator"], (
+        "a run on a CPU is not taken for it"
+    )
 
 
 def test_what_was_left_open_agrees_with_the_request_and_with_the_decision() -> None:

@@ -23,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.config import RECIPES, DataConfig, recipe_of
 from lm.data.paths import is_url, kind_of
 from lm.data.sources import text_size
-from lm.errors import UserError, expanded
+from lm.errors import UserError, expanded, reading
 from lm.folder import is_run
+from lm.system.files import read_yaml
 
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
@@ -35,6 +36,8 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
     **dict.fromkeys(("-c", "--cfg", "-p", "--package", "--info", "--hydra-help"), True),
     **dict.fromkeys(("-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"), True),
 }
+# Settings that are paths. Hydra's grammar has neither parentheses nor letters beyond a to z.
+PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 # Everyday names of settings that are spelled otherwise here.
 NAMES = {
@@ -299,8 +302,8 @@ def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
             continue
         folder = Path(expanded(override.partition("=")[2], "run_dir"))
         if is_run(folder):
-            content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-            return bool(content["data"]["path"] == path)
+            with reading(folder / "config.yaml"):
+                return bool(read_yaml(folder / "config.yaml")["data"]["path"] == path)
     return False
 
 
@@ -310,44 +313,52 @@ def values_of(override: str) -> list[str]:
     return [value] if os.path.exists(value) else value.split(",")
 
 
-def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | None, list[str]]:
-    """Return the recipe for the text that overrides name, if they choose none, with a line about it.
+def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | None, dict[str, str]]:
+    """Return the recipe for the text that overrides name, if they choose none, and a line about it for each text.
 
     experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
     and a logger do not. Raises UserError for a text that is too small or texts that differ.
     """
     typed = {key_of(override): override for override in overrides}
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
-    kind = typed.get("data", "").partition("=")[2]
-    if decided & typed.keys() or "data.path" not in typed or kind not in ("text", "json", "csv", "parquet"):
-        return None, []
-    column = typed.get("data.column", "=text").partition("=")[2]
-    most = typed.get("data.max_bytes", "=").partition("=")[2]
-    recipes: dict[str, str] = {}
-    notes = []
-    paths = values_of(typed["data.path"]) if is_sweep else [typed["data.path"].partition("=")[2]]
+    given = {key: _values(override, is_sweep) for key, override in typed.items()}
+    kind = given.get("data", [""])[0]
+    paths = given.get("data.path", [])
+    if decided & typed.keys() or kind not in ("text", "json", "csv", "parquet"):
+        return None, {}
+    if any("${" in path or FUNCTION.match(path) for path in paths):
+        return None, {}
+    settings: dict[str, Any] = {
+        key: given[f"data.{key}"][0] for key in ("column", "cache_dir") if f"data.{key}" in given
+    }
+    limits = [int(limit) for limit in given.get("data.max_bytes", ()) if re.fullmatch(r"[0-9]+(_[0-9]+)*", limit)]
+    recipes: dict[str, str] = {}  # a text with its limit -> recipe
+    notes: dict[str, str] = {}
     for path in paths:
-        if "${" in path or FUNCTION.match(path):
-            return None, []
-        if path[:1] in ("'", '"'):
-            path = path.strip(path[0])
         try:
-            size = text_size(DataConfig(source=kind, path=path, column=column), limit=max(RECIPES) + 1)
+            whole = text_size(DataConfig(source=kind, path=path, **settings), limit=max(RECIPES) + 1)
         except UserError:
-            run_dir = typed.get("run_dir", "=").partition("=")[2]
+            run_dir = given.get("run_dir", [""])[0]
             if run_dir and is_run(Path(expanded(run_dir, "run_dir"))):
-                return None, []  # a finished run is shown without its text
+                return None, {}  # a finished run is shown without its text
             raise
-        size = min(size, int(most)) if most.isdigit() else size
-        if size < MIN_BYTES:
-            advice = "experiment=none tokenizer=char trains on it all the same"
-            raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
-        recipes[path] = recipe_of(size)
-        notes.append(f"{path} ({_in_words(size)}): experiment={recipes[path]}")
+        for limit in limits or [whole]:
+            size = min(whole, limit)
+            if size < MIN_BYTES:
+                advice = "experiment=none tokenizer=char trains on it all the same"
+                raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
+            recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
+            notes[expanded(path, "data.path")] = f"{path} ({_in_words(size)}): experiment={recipe_of(size)}"
     if len({*recipes.values()}) > 1:
-        listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())
+        listed = ", ".join(f"{text} experiment={name}" for text, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
-    return next(iter(recipes.values())), notes
+    return next(iter(recipes.values()), None), notes
+
+
+def _values(override: str, is_sweep: bool) -> list[str]:
+    """Return the values of an override without the quotes of Hydra's grammar."""
+    values = values_of(override) if is_sweep else [override.partition("=")[2]]
+    return [value.strip(value[0]) if value[:1] in ("'", '"') else value for value in values]
 
 
 def _in_words(size: float) -> str:
@@ -375,7 +386,7 @@ def quoted(text: str) -> str:
 
 
 def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
-    """Return an override as Hydra reads it: the path of a text is quoted, and text of digits.
+    """Return an override as Hydra reads it: a path is quoted, and text of digits.
 
     >>> for_hydra("data.path=a (1).txt", {"data.path": str}), for_hydra("seed=1", {"seed": int})
     ("data.path='a (1).txt'", 'seed=1')
@@ -390,19 +401,19 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
         elements = [element.strip() for element in value[1:-1].split(",")]
         return f"{key}=[{','.join(quoted(e) if ODD_TEXT.fullmatch(e) else e for e in elements)}]"
     values = values_of(override) if is_sweep else [value]
-    is_path = key == "data.path" and value != "null" and not FUNCTION.match(value)
+    is_path = key.lstrip("+") in PATHS and value != "null" and not FUNCTION.match(value)
     shown = [quoted(v) if is_path or ODD_TEXT.fullmatch(v) else v for v in values]
     return f"{key}={','.join(shown)}"
 
 
-def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]]:
-    """Return the arguments of train for Hydra, and lines about the recipe. Raises UserError.
+def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of train for Hydra, and for each text a line about its recipe. Raises UserError.
 
     >>> hydra_words(["experiment=none", "seed=1"], {"seed": int})
-    (['experiment=none', 'seed=1'], [])
+    (['experiment=none', 'seed=1'], {})
     """
     if is_completion(args):
-        return [*args], []
+        return [*args], {}
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})

@@ -80,7 +80,7 @@ def run(args: list[str]) -> int:
     return max(codes)
 
 
-def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: list[str]) -> dict[str, Any] | None:
+def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapping[str, str]) -> dict[str, Any] | None:
     """Train what Hydra has composed and print the end of the run. None in all processes but the first."""
     run: RunConfig = to_dataclass(config, overrides, RunConfig)
     configure_messages(run.trainer.world_size)
@@ -93,8 +93,8 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: list
     result = RunDirectory(path).finished_result(run) if run.run_dir else None
     if result is None:
         check_paths(run.data, run.tokenizer)
-        for note in notes or [without_secrets(run.data.path or "the source of Python's standard library")]:
-            log.info("reading %s", note)
+        text = run.data.path or "the source of Python's standard library"
+        log.info("reading %s", without_secrets(notes.get(text, text)))
         from lm.training.train import train  # imports torch and Fabric, which takes seconds
 
         path, result = train(run)

@@ -10,8 +10,10 @@ from pathlib import Path
 import lm
 
 HOME = Path(lm.__file__).parent
-# The files that compute. The command line, messages and reports change no number of a run.
+# The files that the numbers of a run depend on. Some of them also hold messages: a word in a message counts as code.
 COMPUTING = (
+    "config.py",
+    "system/device.py",
     "data/*.py",
     "model/*.py",
     "training/*.py",

@@ -74,7 +74,7 @@ def run(args: list[str]) -> int:
         sys.argv = typed
         try:
             ablation = to_dataclass(config, overrides, AblateConfig)
-            for note in notes:
+            for note in notes.values():
                 print(f"reading {note}", file=sys.stderr, flush=True)
             codes.append(_answer(ablation, question))
         except Exception as error:  # Hydra would print lines of its own
@@ -135,13 +135,13 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
 # --- words to a question
 
 
-def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, list[str]]:
+def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, dict[str, str]]:
     """Return the arguments for Hydra, the question of a line, and lines about the recipe. Raises UserError.
 
     Settings of train become a list, the setting `overrides`.
     """
     if is_completion(args):
-        return [*args], None, []
+        return [*args], None, {}
     words = classify(args, TRAIN | OWN | IN_A_LINE)
     if {"-m", "--multirun"} & {*words.flags}:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
@@ -150,7 +150,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, li
     own = [word for word in words.overrides if _is_own(word)]
     train = with_text(Words([], [word for word in words.overrides if word not in own], texts))
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
-    question, notes = None, list[str]()
+    question, notes = None, dict[str, str]()
     if any(key_of(word) == "confirm" for word in own):
         if train or files:
             raise UserError(
@@ -190,7 +190,7 @@ def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     return f"{what}; {ways}"
 
 
-def _ask(changes: Sequence[str], common: list[str], of_line: list[str]) -> tuple[QuestionFile, list[str]]:
+def _ask(changes: Sequence[str], common: list[str], of_line: list[str]) -> tuple[QuestionFile, dict[str, str]]:
     """Return the question of a setting with several values, and lines about the recipe of its text."""
     if len(changes) > 1:
         advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
