@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, Any, NoReturn
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.errors import UserError, expanded
-from lm.registry import load
 
 ENDINGS = {
     "json": (".json", ".jsonl", ".ndjson", ".jl", ".jsonlines"),
@@ -19,12 +19,7 @@ ENDINGS = {
     "parquet": (".parquet",),
     "tokens": (".bin",),
 }
-OPENERS = {  # functions that open a compressed file, by the last ending of its name
-    ".gz": "gzip.open",
-    ".bz2": "bz2.open",
-    ".xz": "lzma.open",
-    ".zst": "lm.data.paths.open_zstandard",
-}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # ending -> module that opens the file
 BLOCK = 1 << 20  # bytes that are read at a time
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # of a data set: OWNER/NAME, or NAME
 
@@ -41,7 +36,7 @@ def ending(path: str | Path) -> str:
     """
     name = str(path).partition("?")[0] if is_url(str(path)) else str(path)
     stem, last = os.path.splitext(name.lower())
-    return os.path.splitext(stem)[1] if last in OPENERS else last
+    return os.path.splitext(stem)[1] if last in COMPRESSED else last
 
 
 def kind_of(path: str) -> str:
@@ -156,14 +151,13 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
 
 def open_file(file: Path) -> IO[bytes]:
     """Open a local file, decompressed as the end of its name says."""
-    opener = OPENERS.get(file.suffix.lower())
-    return cast("IO[bytes]", load(opener or "builtins.open")(file, "rb"))
-
-
-def open_zstandard(file: Path, mode: str) -> IO[bytes]:
-    import pyarrow as pa
-
-    return io.BufferedReader(pa.CompressedInputStream(str(file), "zstd"), BLOCK)
+    if (last := file.suffix.lower()) not in COMPRESSED:
+        return open(file, "rb")
+    module: Any = import_module(COMPRESSED[last])
+    if last == ".zst":
+        return io.BufferedReader(module.CompressedInputStream(str(file), "zstd"), BLOCK)
+    stream: IO[bytes] = module.open(file, "rb")
+    return stream
 
 
 @contextmanager

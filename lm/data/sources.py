@@ -16,7 +16,7 @@ from typing import Protocol
 import xxhash
 
 from lm.config import DataConfig
-from lm.data.paths import BLOCK, ENDINGS, OPENERS, ending, is_url, local_files, open_file, raise_error, reading_from
+from lm.data.paths import BLOCK, COMPRESSED, ENDINGS, ending, is_url, local_files, open_file, raise_error, reading_from
 from lm.errors import UserError
 from lm.registry import load
 from lm.system.files import json_sha256
@@ -111,7 +111,7 @@ def state_of(files: Names, limit: float = inf) -> str:
     states = []
     for name, file in files.items():
         digest, n_read = xxhash.xxh3_128(), 0
-        most = inf if file.suffix.lower() in OPENERS else limit
+        most = inf if file.suffix.lower() in COMPRESSED else limit
         with open(file, "rb", buffering=0) as content:
             while n_read < most and (block := content.read(BLOCK)):
                 digest.update(block)
@@ -170,10 +170,10 @@ def open_sources(config: DataConfig) -> list[Source]:
 
 
 def text_size(config: DataConfig, limit: int) -> int:
-    """Return the bytes of a text, decompressed, of a table the bytes of a column. Stops counting at `limit`."""
+    """Return the size of a text in bytes. A compressed file or a column of a table is counted up to `limit`."""
     source = open_source(config)
     files = files_of(source).values()
-    if isinstance(source, TextFiles) and not any(file.suffix.lower() in OPENERS for file in files):
+    if isinstance(source, TextFiles) and not any(file.suffix.lower() in COMPRESSED for file in files):
         return sum(file.stat().st_size for file in files)
     n_bytes = 0
     for _, blocks in source.documents(None):

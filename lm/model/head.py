@@ -1,4 +1,4 @@
-"""From hidden states to raw logits: the only file that knows whether the LM head is tied to the embedding.
+"""From hidden states to raw logits: the heads, tied to the embedding and untied.
 
 There is one embedding matrix, owned by `Embedding`. The model passes it to the head, which may use it or not, so no
 parameter has two names, and nothing has to be tied again after loading, moving, copying or sharding. Code that needs
@@ -118,7 +118,7 @@ class UntiedHead(Head):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         is_own = self.matrix(embedding) is self.proj.weight
-        return self.proj(x) if is_own else super().forward(x, embedding)  # (B, T, V)
+        return self.proj(x) if is_own else super().forward(x, embedding)  # (B, T, V); a call, so that hooks fire
 
 
 class UntiedFromEmbeddingHead(UntiedHead):

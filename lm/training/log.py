@@ -47,8 +47,9 @@ log = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    """One optimizer step: the learning rate, the loss, the norm of the gradient before clipping."""
+    """An optimizer step: its number, the learning rate, the loss, the norm of the gradient before clipping."""
 
+    number: int  # from 1 on
     lr: float
     loss: Tensor
     norm: Tensor
@@ -58,10 +59,10 @@ class Observer(Protocol):
     """What watches the loop of a run, and changes no number of the run."""
 
     def before_clip(self) -> None:
-        """Called after the last backward pass of a step."""
+        """Look at the gradients after the last backward pass of a step."""
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
-        """Called after a step; `row` is what is logged of it, {} if nothing is."""
+        """Look at a step that was made; `row` is what is logged of the step, {} if nothing is logged."""
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -89,7 +90,7 @@ class MetricsFile:
         loggers: Sequence[Any] = (),
         columns: Sequence[str] = COLUMNS,
     ) -> None:
-        self.path, self.loggers, self.columns, self.n_steps = path, loggers, columns, resume_step
+        self.path, self.loggers, self.columns = path, loggers, columns
         rows = read_rows(path) if resume_step else []
         with reading(path):  # a person may have edited the file
             rows = [row for row in rows if int(row["step"]) <= resume_step]
@@ -104,12 +105,11 @@ class MetricsFile:
         for logger in self.loggers:
             logger.log_metrics(row, step)
 
-    def before_clip(self) -> None:
-        self.n_steps += 1
+    def before_clip(self) -> None: ...
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
         if row:
-            self.append(self.n_steps, row)
+            self.append(step.number, row)
 
 
 # --- standard error

@@ -119,6 +119,6 @@ class Signals:
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return SIGNALS without a SIGHUP that nohup ignores, and SIGUSR1 unless it has another purpose."""
+    """Return SIGNALS. Leave SIGHUP out if nohup ignores it. Add SIGUSR1 if it has no handler."""
     signums = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
     return signums + [signal.SIGUSR1] * (signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)

@@ -40,15 +40,15 @@ class State:
     optimizer: Optimizer
     average: Transformer | None = None  # of the weights, with optim.ema
     step: int = 0
-    seconds: float = 0.0  # of training and validation, by all processes of the run
+    seconds: float = 0.0  # of the loop, in all processes that have continued the run
     n_measured: int = 0  # steps since the last row of diagnostics.csv
-    n_clipped: int | Tensor = 0  # those of them whose gradient was clipped
-    best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
+    n_clipped: int | Tensor = 0  # steps since the last row of diagnostics.csv whose gradient was clipped
+    best_step: int = 0  # the step of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
-    best_sha256: str = ""  # of the file of the weights of that step, with checkpoint.best
+    best_sha256: str = ""  # of the file with the weights of the best step, with checkpoint.best
     ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
-    logged_step: int = 0  # that of the last row of metrics.csv
+    logged_step: int = 0  # the step of the last row of metrics.csv
     resumed_from: list[int] = field(default_factory=list)  # steps
 
     @property
@@ -63,8 +63,7 @@ class State:
         run would consist of weights from its beginning. A head that is tied for now counts as the embedding, so the
         average of a head that is untied in mid-training continues that of the embedding.
         """
-        if self.average is None:
-            return
+        assert self.average is not None
         weights = saved_state(self.net)
         averages = {name: tensor for name, tensor in self.average.state_dict().items() if tensor.is_floating_point()}
         decay = min(decay, self.step / (self.step + 9))

@@ -89,13 +89,13 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
         engine = setup(run, directory, hashes, data, stack)
         run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
-            # The final score is that of `evaluate`, which has no such attention.
+            # `finish` runs outside of this context: the command `evaluate` repeats its score without the context.
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
             with signals.deferred(), attention:
                 fit(engine, signals)
             return finish(engine) if is_first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            can_save = state.best_sha256 or not isinstance(error, Diverged)
+            can_save = bool(state.best_sha256) or not isinstance(error, Diverged)
             if is_first and can_save and not directory.result.exists():
                 with signals.deferred() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(engine)
@@ -147,7 +147,7 @@ class Engine:
         state.step += 1
         if run.optim.ema is not None:
             state.update_average(run.optim.ema)
-        return Step(optimizer.param_groups[0]["lr"], torch.stack(losses).mean(), norm)
+        return Step(state.step, optimizer.param_groups[0]["lr"], torch.stack(losses).mean(), norm)
 
     def validate(self, net: Any, max_batches: int | None = None) -> Scores:
         """Score a model on the validation text, or on evenly spaced windows of `max_batches` batches."""
@@ -180,7 +180,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_identity()}
     requested, saved = requested_settings(run), directory.read_config()
     identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
-    if saved and (begun or not same_run(saved, requested | hashes)):
+    if saved and (begun or not same_run(saved, requested | hashes)):  # the first command said what was asked for
         identity |= {key: saved[key] for key in ("config_hash", "requested")}
     if begun:
         directory.check_same_run(run, hashes)
@@ -200,8 +200,8 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         init_record = load_init_weights(net, run, data)
     expected = expected_tokens(run, data)
     cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
-    once = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
-    settings = asdict(once) | {"run_dir": str(directory.path), "init_record": init_record}
+    kept = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))  # these hold for one command
+    settings = asdict(kept) | {"run_dir": str(directory.path), "init_record": init_record}
     settings |= {"data_revision": data.revision, **hashes, **identity}
     fabric = build_fabric(run.trainer)
 
@@ -304,7 +304,7 @@ def fit(engine: Engine, signals: Signals) -> None:
             row = state.last_row = engine.finite_row(step)
         if validates:
             scores = engine.validate(state.eval_net, run.validation.batches)
-            row |= validation_metrics(scores, engine.data)
+            row = row | validation_metrics(scores, engine.data)
             keeps_best = is_first and run.checkpoint.best
             state.update_best(scores.loss, directory.checkpoints if keeps_best else None)
             patience = run.checkpoint.patience
