@@ -6,8 +6,8 @@ On a CPU it makes the losses and weights of this command, bit for bit (tests/tes
 
     python scripts/train.py my.txt experiment=none trainer=cpu trainer.precision=32-true threads=1 loss=plain
 
-The model, the tokens, the batches and Muon are those of the laboratory; loop, schedule, clipping and score are here.
-What the real loop has besides, in lm/training/train.py: devices, bf16, logs, checkpoints, a resume, the best model.
+The laboratory gives the model, the tokens, the batches and Muon. Loop, schedule, clipping and score are here. The real
+loop in lm/training/train.py also has devices, bf16, logs, checkpoints, a resume and the best model.
 """
 
 import math
@@ -29,7 +29,7 @@ WEIGHT_DECAY, MAX_NORM, SEED = 0.1, 1.0, 0
 
 
 def build_model(vocab_size: int) -> Transformer:
-    """configs/model/small.yaml with configs/head/tied.yaml."""
+    """Return the model of configs/model/small.yaml with the head of configs/head/tied.yaml."""
     model = ModelConfig(
         n_layers=4, d_model=128, n_heads=2, d_ff=320, qk_norm=True, rope_theta=100, previous_token_init=2
     )
@@ -37,7 +37,7 @@ def build_model(vocab_size: int) -> Transformer:
 
 
 def build_optimizer(net: Transformer) -> Muon:
-    """Muon for the matrices of the blocks, AdamW for the tied embedding, the norms and all else."""
+    """Return Muon for the matrices of the blocks, with AdamW for the tied embedding, the norms and all else."""
     blocks = [*net.blocks.parameters()]
     matrices = [parameter for parameter in blocks if parameter.ndim == 2]
     vectors = [parameter for parameter in (*blocks, *net.norm.parameters()) if parameter.ndim < 2]
@@ -51,12 +51,12 @@ def build_optimizer(net: Transformer) -> Muon:
 
 
 def loss_of(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    logits = net(tokens)  # (B, T, V): raw, for cross_entropy contains the softmax
+    logits = net(tokens)  # (B, T, V): raw, because cross_entropy contains the softmax
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def train(data: TextData, steps: int = STEPS) -> tuple[Transformer, list[float]]:
-    """The trained model, and the loss of each step in nats per token."""
+    """Train a model. Return the model, and the loss of each step in nats per token."""
     net = build_model(data.tokenizer.vocab_size)
     optimizer = build_optimizer(net)
     peaks = [group["lr"] for group in optimizer.param_groups]
@@ -79,7 +79,7 @@ def train(data: TextData, steps: int = STEPS) -> tuple[Transformer, list[float]]
 
 @torch.no_grad()
 def score(net: Transformer, tokens: Tensor) -> float:
-    """The loss of a text of tokens (n,), in nats per token: each but the first is a target once."""
+    """Return the loss of a text of tokens (n,), in nats per token. Each token except the first is a target once."""
     nats = 0.0
     for start in range(0, len(tokens) - 1, SEQ_LEN):
         window = tokens[None, start : start + SEQ_LEN + 1]
@@ -89,7 +89,10 @@ def score(net: Transformer, tokens: Tensor) -> float:
 
 @torch.no_grad()
 def generate(net: Transformer, tokens: list[int], n: int) -> list[int]:
-    """Greedy: the token of the largest logit, which is that of the largest probability, so it needs no softmax."""
+    """Return the tokens and n further tokens, greedily.
+
+    The largest logit has the largest probability, so greedy decoding needs no softmax.
+    """
     for _ in range(n):
         logits = net(torch.tensor([tokens[-SEQ_LEN:]]))  # (1, T, V)
         tokens = [*tokens, int(logits[0, -1].argmax())]

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# How often a waiting thread of GNU's OpenMP looks for work before it sleeps; torch on Linux is built
-# with GNU's OpenMP. By its default a step beside another busy program takes many times as long
-# (docs/performance.md). torch reads the variable once.
+# How often a waiting thread of GNU's OpenMP looks for work before the thread sleeps; torch on Linux is
+# built with GNU's OpenMP. With the default of OpenMP, a step beside another busy program takes many
+# times as long (docs/performance.md). torch reads the variable once.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# Public names and their modules, which are imported on first use: torch takes a second.
+# Public names and their modules. A module is imported on first use, because torch takes a second.
 _MODULES = {
     "HeadConfig": "lm.config",
     "Linear": "lm.model.linear",

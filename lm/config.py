@@ -44,7 +44,7 @@ NORM_ORDERS = ("pre", "post")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu")
 POSITIONS = ("rope", "learned", "none")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Settings that may also be the dotted path of a class of the user's own, with the built-in names.
+# Settings that may also be the dotted path of a class of the user, with the built-in names.
 CLASSES = {
     "model.linear": LINEARS,
     "model.norm": NORMS,
@@ -144,7 +144,7 @@ class ModelConfig:
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        """The names of the projections that have an adapter."""
+        """Return the names of the projections that have an adapter."""
         if self.linear != "lora":
             return ()
         return self.projections if self.lora_targets is None else tuple(self.lora_targets)
@@ -163,12 +163,12 @@ class ModelConfig:
 
 
 def foreign_classes(config: ModelConfig) -> dict[str, str]:
-    """Return the settings that name a class of the user's own, such as model.ffn, with its path."""
+    """Return the settings that name a class of the user, such as model.ffn, with the path of the class."""
     named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
     return {key: path for key, path in named.items() if path not in CLASSES[key]}
 
 
-# Settings that each kind of head needs; a head accepts none of the others.
+# Settings that each kind of head needs. A head accepts no setting of other heads.
 HEAD_SETTINGS: dict[str, tuple[str, ...]] = {
     "tied": (),
     "untied": ("head_std", "head_lr_multiplier"),
@@ -184,7 +184,7 @@ class HeadConfig:
     """The LM head, tied to the embedding or not, with its initialisation and learning rates.
 
     `kind` is the key of the class in HEADS of lm/model/head.py. The multipliers scale
-    optim.adam_lr, or optim.lr where adam_lr is null. The defaults are those of
+    optim.adam_lr, or optim.lr where adam_lr is null. The defaults are the values of
     configs/head/tied.yaml, except for the tuned embedding_lr_multiplier.
 
     >>> HeadConfig(kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0).kind
@@ -251,7 +251,7 @@ def recipe_of(n_bytes: float) -> str:
 
 
 def default_cache() -> str:
-    """Return a folder in the user's cache, the same for all working directories."""
+    """Return a folder in the cache of the user, the same for all working directories."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lm_lab")
 
 
@@ -321,7 +321,7 @@ class DataConfig:
 
     @property
     def cache(self) -> Path:
-        """The folder that cache_dir names. Raises PermissionError where no home is known."""
+        """Return the folder that cache_dir names. Raises PermissionError if no home is known."""
         path = os.path.expanduser(self.cache_dir)
         if path.startswith("~/"):
             advice = "no home is known; data.cache_dir=DIR keeps the tokens elsewhere"
@@ -356,7 +356,7 @@ class TokenizerConfig:
 class OptimConfig:
     """An optimizer. Its learning rate is a linear warm-up times a decay, both functions of the step.
 
-    The defaults are those of optim=adamw; configs/optim/muon.yaml is the default of train.py.
+    The defaults are the values of optim=adamw. configs/optim/muon.yaml is the default of train.py.
     """
 
     name: str = "adamw"  # adamw or muon
@@ -400,7 +400,7 @@ STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unuse
 
 @dataclass(slots=True, kw_only=True)
 class TrainerConfig:
-    """Where and how long a run is trained, under the names of Lightning's Trainer."""
+    """The place and the length of a training, under the names of Lightning's Trainer."""
 
     accelerator: str = "auto"  # cpu, gpu, cuda or mps; auto: the best device of this machine
     devices: int = 1  # number of devices on each node
@@ -469,9 +469,9 @@ class CheckpointConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ValidationConfig:
-    """Validation during training on evenly spaced windows; the last one covers the whole text.
+    """Validation during training on evenly spaced windows. The last validation covers the whole text.
 
-    Both settings decide the run where a validation chooses the model or ends the run.
+    Both settings decide the run if a validation chooses the model or ends the run.
     """
 
     every: int = aside(100)  # optimizer steps between validations; 0: only at the end
@@ -497,7 +497,7 @@ TIED_MATRICES = ("embedding", "head", "mean")
 
 @dataclass(slots=True, kw_only=True)
 class RunConfig:
-    """Everything that decides a training run, and where the run goes."""
+    """Everything that decides a training run, and the place of the run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
@@ -564,12 +564,12 @@ class RunConfig:
 
     @property
     def tokens_per_step(self) -> int:
-        """Target positions of one optimizer step, on all devices together."""
+        """Return the target positions of one optimizer step, on all devices together."""
         return self.data.batch_size * self.data.seq_len * self.trainer.world_size
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run; NO_LIMIT with max_epochs or max_minutes until resolved."""
+        """Return the optimizer steps of the whole run; NO_LIMIT with max_epochs or max_minutes until resolved."""
         if self.max_tokens is not None:
             return math.ceil(self.max_tokens / self.tokens_per_step)
         if self.trainer.max_epochs is not None or self.max_minutes is not None:
@@ -579,8 +579,8 @@ class RunConfig:
 
 # --- which run it is
 
-# Settings that the machine and the text decide where they are left open. config.yaml of a run has
-# the decisions, and under `requested` what was typed.
+# Settings that the machine and the text decide if the user leaves them open. config.yaml of a run
+# has the decisions, and under `requested` the typed values.
 REQUESTED = (
     "trainer.accelerator",
     "trainer.precision",
@@ -623,7 +623,7 @@ DECIDING = frozenset(_deciding_keys(RunConfig))
 
 
 def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that change a number of a run, as dotted keys, with the hashes if given.
+    """Return the settings that change a number of a run, as dotted keys, and the hashes, if given.
 
     Records of earlier versions lack some settings.
     """
@@ -634,14 +634,14 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
         keys -= {"data.val_fraction", "data.fold"}
     if leaves.get("compile"):  # a compiler fuses repeated operations otherwise
         keys |= {"activation_checkpointing"}
-    if leaves.get("trainer.num_nodes", 1) > 1:  # the number of processes decides, not their places
+    if leaves.get("trainer.num_nodes", 1) > 1:  # the number of processes decides, not the places of the processes
         leaves["trainer.devices"] *= leaves["trainer.num_nodes"]
         leaves["trainer.num_nodes"] = 1
     return {key: value for key, value in leaves.items() if key in keys}
 
 
 def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what a run is, as dotted keys: with its text and its tokenizer."""
+    """Return the settings that say what a run is, as dotted keys, with its text and its tokenizer."""
     groups, deciding = ("data.", "tokenizer.", "head."), deciding_settings(settings).keys()
     return {
         key: value
@@ -651,7 +651,7 @@ def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_init(run: RunConfig) -> None:
-    """Raise UserError if the run needs an init_from and has none."""
+    """Raise UserError if the settings of the run need an init_from and there is no init_from."""
     if run.init_from is not None:
         return
     if run.model.linear == "lora":
@@ -662,7 +662,7 @@ def check_init(run: RunConfig) -> None:
 
 
 def requested_settings(run: RunConfig) -> dict[str, Any]:
-    """Return the settings of a run as they were asked for, nested; max_tokens as steps."""
+    """Return the requested settings of a run, nested, with max_tokens as steps."""
     settings = asdict(run)
     if run.max_tokens is not None:
         settings["trainer"]["max_steps"], settings["max_tokens"] = run.steps, None
@@ -672,7 +672,7 @@ def requested_settings(run: RunConfig) -> dict[str, Any]:
 def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
     """Return the SHA-256 of what was asked of a run and of its text.
 
-    The hash is equal on all machines: a setting that is left open is hashed as it was asked for.
+    The hash is equal on all machines, because a setting that is left open enters the hash as requested.
     """
     hashes = {"data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
     content = deciding_settings(requested_settings(run) | hashes)
@@ -682,9 +682,9 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """Return the keys in which the run of a config.yaml and requested settings differ.
 
-    A setting that the machine or the text decided agrees with the decision, with the request of the
-    time, and with a request that leaves it open. The number of threads counts on a CPU, where it
-    changes the rounding. A hash counts if both sides have it.
+    A setting that the machine or the text decided agrees with the decision, with the earlier request,
+    and with a request that leaves the setting open. The number of threads counts on a CPU, because
+    this number changes the rounding there. A hash counts if both sides have the hash.
     """
     before, now = deciding_settings(saved), deciding_settings(settings)
     if saved["trainer"]["accelerator"] == "cpu":
@@ -697,7 +697,7 @@ def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: di
     value = now.get(key)
     if value in OPEN.get(key, ()):
         return True
-    if (key, value) == ("trainer.accelerator", "gpu"):  # of NVIDIA or of Apple
+    if (key, value) == ("trainer.accelerator", "gpu"):  # a GPU of NVIDIA or of Apple
         return before[key] != "cpu"
     return value in (before.get(key), requested.get(key, before.get(key)))
 
@@ -711,7 +711,7 @@ def default_of(schema: Any, key: str) -> Any:
 
 
 def build(schema: Any, content: Any, key: str = "") -> Any:
-    """Return the content of a JSON or YAML file as a dataclass. Raises UserError naming a wrong key."""
+    """Return the content of a JSON or YAML file as a dataclass. Raises UserError with a wrong key."""
     require(isinstance(content, Mapping | DictConfig), key or "its content", "keys with values")
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))

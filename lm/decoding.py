@@ -1,9 +1,10 @@
 """Prompts to text: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
 
-`stream` yields a continuation as it is decoded, `generate` returns it; both are made of `decode`.
+`stream` yields a continuation during decoding, `generate` returns a whole continuation. Both call `decode`.
 
-The part of a long text that the model sees is a pure function of the text's length (`window_start`), so greedy
-decoding gives the same tokens with or without the cache, alone or in a batch (except where rounding breaks a tie).
+The part of a long text that the model sees is a pure function of the length of the text (`window_start`). Greedy
+decoding therefore gives the same tokens with or without the cache, alone or in a batch (except where rounding breaks a
+tie).
 """
 
 import math
@@ -25,16 +26,17 @@ from lm.model.transformer import Transformer
 
 Prompt = TypeVar("Prompt", str, list[str])
 
-MIN_CACHE_LENGTH = {"cpu": 32, "cuda": 256, "mps": 32}  # positions that a new cache has; a graph is for one length
+MIN_CACHE_LENGTH = {"cpu": 32, "cuda": 256, "mps": 32}  # positions of a new cache; a CUDA graph is for one length
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Sampling:
-    """How the next token follows from its logits. The default is greedy; the next three settings restrict a sample.
+    """The rule by which the next token follows from its logits. The default is greedy.
 
-    top_k: only the k tokens of the largest logits. top_p: only the most probable tokens that together have at least
-    this probability (Holtzman et al., 2020). min_p: only tokens at least this many times as probable as the most
-    probable one (Nguyen et al., 2024). Probabilities are at this temperature. Raises UserError for a wrong value.
+    Three settings restrict a sample. top_k: only the k tokens of the largest logits. top_p: only the most probable
+    tokens that together have at least this probability (Holtzman et al., 2020). min_p: only tokens at least this many
+    times as probable as the most probable token (Nguyen et al., 2024). Probabilities are at `temperature`. Raises
+    UserError for a wrong value.
     """
 
     temperature: float = 0.0
@@ -53,7 +55,7 @@ class Sampling:
                 raise UserError(f"{key}={value}: is for sampling, and temperature=0 is greedy; add temperature=1")
 
     def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Raw logits (..., V) to token ids (...): argmax, or above temperature 0 a sample by the Gumbel-max trick.
+        """Return token ids (...) of raw logits (..., V): argmax at temperature 0, else a Gumbel-max sample.
 
         argmax(logits + temperature * Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
         """
@@ -64,12 +66,12 @@ class Sampling:
         return (logits - self.temperature * uniform.log().neg().log()).argmax(-1)
 
     def restrict(self, logits: Tensor) -> Tensor:
-        """The logits (..., V), above temperature 0, with -inf for each token that may not be drawn."""
+        """Return the logits (..., V), with -inf for each token that may not be drawn. The temperature is above 0."""
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[..., -1:], -torch.inf)
         if self.top_p < 1:
             descending = logits.sort(-1, descending=True).values
-            cumulative = (descending / self.temperature).logcumsumexp(-1)  # log probability, but for a constant
+            cumulative = (descending / self.temperature).logcumsumexp(-1)  # log probability, up to a constant
             n_below = (cumulative < cumulative[..., -1:] + math.log(self.top_p)).sum(-1, keepdim=True)
             least = descending.gather(-1, n_below.clamp(max=logits.shape[-1] - 1))
             logits = logits.masked_fill(logits < least, -torch.inf)
@@ -83,10 +85,10 @@ GREEDY = Sampling()
 
 
 def window_start(length: int, seq_len: int) -> int:
-    """The index of the first token in the context, for a text of `length` tokens.
+    """Return the index of the first token in the context, for a text of `length` tokens.
 
-    It is 0 while the text fits into `seq_len`. After that it moves by half a context at a time, so the cache is
-    rebuilt only once in seq_len/2 tokens.
+    The index is 0 while the text fits into `seq_len`. Then the index moves by half a context at a time, so `decode`
+    rebuilds the cache only once in seq_len/2 tokens.
     """
     half = max(1, seq_len // 2)
     return half * max(0, -(-(length - seq_len) // half))
@@ -100,9 +102,10 @@ def decode(
     *,
     observe: Callable[[Tensor], object] = lambda logits: None,
 ) -> Iterator[list[int]]:
-    """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
+    """Yield, without end, the next token id of each prompt. Prompts may differ in length.
 
-    Before that, `observe` is called with the logits (B, V) that decided it.
+    Before each yield, call `observe` with the logits (B, V) that decided these ids. Raises ValueError if a prompt is
+    empty, and UserError if the logits of a prompt are NaN.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
@@ -142,8 +145,8 @@ def decode(
 class Step:
     """The forward pass of the next token of each row: tokens (B, 1) at positions (B, 1) to logits (B, 1, V).
 
-    On CUDA it is captured as a graph, which launches its kernels at once: one by one, each would wait for Python. A
-    class of the user's own may do what a graph cannot hold.
+    On CUDA a graph captures the pass and launches its kernels at once: one by one, each kernel would wait for Python. A
+    model with a class of the user has no graph, because such a class may do what a graph cannot hold.
     """
 
     def __init__(self, net: Transformer, cache: KVCache) -> None:
@@ -153,7 +156,7 @@ class Step:
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self.graph is None:
-            with sdpa_kernel(SDPBackend.MATH) if self.captures else nullcontext():  # for a single query the fastest
+            with sdpa_kernel(SDPBackend.MATH) if self.captures else nullcontext():  # the fastest for a single query
                 logits: Tensor = self.net(tokens, positions, self.cache)
                 if self.captures:
                     self.inputs, self.graph = (tokens, positions), torch.cuda.CUDAGraph()
@@ -167,7 +170,7 @@ class Step:
 
 
 def prefill(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
-    """Fill a cache with texts of any lengths; returns the logits (B, 1, V) of the token after each."""
+    """Fill a cache with texts of any lengths. Return the logits (B, 1, V) of the token after each text."""
     device = net.embed.weight.device
     longest = max(map(len, texts))
     tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
@@ -178,7 +181,7 @@ def prefill(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
 
 
 def cache_length(length: int, seq_len: int, device: str) -> int:
-    """The number of positions to allocate where `length` are needed: attention costs as much as is allocated."""
+    """Return the number of positions to allocate for `length` positions: attention costs as much as is allocated."""
     return min(seq_len, max(MIN_CACHE_LENGTH[device], 2 ** math.ceil(math.log2(length))))
 
 
@@ -203,9 +206,9 @@ def stream(
     observe: Callable[[Tensor], object] = lambda logits: None,
     **options: Unpack[Options],
 ) -> Iterator[str]:
-    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded.
+    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters during decoding.
 
-    `observe` is called with the logits (1, V) of each new token.
+    Call `observe` with the logits (1, V) of each new token.
     """
     require(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
     steps = decode(net, _encode(tokenizer, [prompt]), Sampling(**options), observe=observe)
@@ -214,7 +217,7 @@ def stream(
 
 
 def likeliest(tokenizer: Tokenizer, logits: Tensor, n: int) -> list[tuple[str, float]]:
-    """The n likeliest next tokens by their logits (V,), each with its probability."""
+    """Return the n likeliest next tokens by their logits (V,), each with its probability."""
     values, ids = (logits.float() - logits.float().logsumexp(-1)).topk(min(n, logits.shape[-1]))
     texts = (tokenizer.decode([token]) or tokenizer.backend.id_to_token(token) or "" for token in ids.tolist())
     return list(zip(texts, values.exp().tolist(), strict=True))
@@ -227,12 +230,12 @@ def generate(
     max_new_tokens: int = 128,
     **options: Unpack[Options],
 ) -> Prompt:
-    """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
+    """Continue a prompt, or each prompt of a list in one batch. Return the continuation without the prompt.
 
-    Decoding is greedy at temperature 0, the default, and sampled above it; `top_k`, `top_p` and `min_p` restrict the
-    sample. It stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model
-    sees its tokens from `window_start` on. Characters of a prompt that the tokenizer lacks are left out, with
-    a warning. Raises UserError if an option is out of range.
+    Decoding is greedy at temperature 0, the default, and draws samples above 0. `top_k`, `top_p` and `min_p` restrict
+    a sample. Decoding stops at end of text or after `max_new_tokens`. The model sees the tokens of a text from
+    `window_start` on, if the text is longer than the context of the model. Leave out characters of a prompt that the
+    tokenizer lacks, with a warning. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.tokenizer import byte_tokenizer

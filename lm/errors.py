@@ -30,8 +30,8 @@ RESUMABLE = "the same command continues what is done already"  # note of an exce
 def without_secrets(value: Any) -> Any:
     """Return text, or lists and dicts of text, without users, passwords and queries of addresses.
 
-    A query may give access. Everything that is shown, sent or published passes through this
-    function; only config.yaml of a run keeps an address as it was given.
+    A query may give access. Everything that lm shows, sends or publishes passes through this
+    function. Only config.yaml of a run keeps an address as the user gave it.
 
     >>> without_secrets("data.path=https://me:pw@host/a.txt?signature=x: not found")
     'data.path=https://host/a.txt: not found'
@@ -46,19 +46,19 @@ def without_secrets(value: Any) -> Any:
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct: the key or file, what is wrong, and what to type."""
+    """A mistake that the user can correct. The message has the key or file, what is wrong, and what to type."""
 
     def __init__(self, message: str) -> None:
         super().__init__(without_secrets(message))
 
 
 class Diverged(UserError):
-    """The loss is no longer finite. Every attempt with the same settings ends so."""
+    """A loss that is no longer finite. Every attempt with the same settings ends so."""
 
 
 @contextmanager
 def error_prefix(place: str) -> Iterator[None]:
-    """Put the key or the file in front of the message of a UserError from inside."""
+    """Put the key or the file in front of the message of a UserError from inside this context."""
     try:
         yield
     except UserError as error:
@@ -91,7 +91,7 @@ def require_choice(key: str, name: str | None, names: Collection[str]) -> None:
 
 
 def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
-    """Refuse a value below `minimum`, above 2**53, or NaN; None passes."""
+    """Raise UserError for a value below `minimum`, above 2**53, or NaN. None passes."""
     for key in keys:
         value = getattr(config, key)
         if value is not None and not minimum <= value <= 2**53:
@@ -110,7 +110,7 @@ def require_seed(seed: int, key: str = "seed") -> None:
 
 
 def expanded(path: str, key: str) -> str:
-    """Return a path with the home folder in place of `~`; `~name` of no user stays a file name."""
+    """Return a path with the home folder in place of `~`. `~name` stays a file name if there is no such user."""
     full = os.path.expanduser(path)
     is_known = full != path or (path != "~" and not path.startswith("~/"))
     require(is_known, f"{key}={path}", "a path without ~: no home is known")

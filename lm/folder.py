@@ -1,7 +1,7 @@
 """Folders of runs and models on disk: what a folder is, and a model's three files.
 
-A model is `model.safetensors`, `tokenizer.json` and `config.json`, none of which can run code. The lab
-converts a folder of Hugging Face transformers where such a folder is named.
+A model is `model.safetensors`, `tokenizer.json` and `config.json`. No file of these can run code. The
+lab converts a folder of Hugging Face transformers where such a folder is named.
 """
 
 import logging
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
-INDEX = "model.safetensors.index.json"  # of a folder of transformers in several files
+INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
 CONFIG_HASH = re.compile(r"^config_hash: ", re.MULTILINE)
 # Settings that the weights of a model do not depend on.
 WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
@@ -37,7 +37,7 @@ WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is the directory of a run: its config.yaml has a `config_hash`.
+    """Return whether a folder is the directory of a run: its config.yaml has a `config_hash`.
 
     The config.yaml of another program does not make a folder a run.
     """
@@ -48,7 +48,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """Return the content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
+    """Return the content of a result.json, or None if there is no file. Raises UserError for no JSON object."""
     if not path.exists():
         return None
     with reading(path):
@@ -56,7 +56,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the runs at or below a folder in order, without hidden folders and the runs of ablations."""
+    """Yield the runs at or below a folder in order. Leave out hidden folders and the runs of ablations."""
     for folder, below, names in os.walk(top):
         if "ablation.json" in names or ("config.yaml" in names and is_run(Path(folder))):
             below[:] = []
@@ -66,7 +66,7 @@ def run_folders(top: Path) -> Iterator[Path]:
 
 
 def newest_run(folder: Path, finished: bool = True) -> Path | None:
-    """Return the run below a folder that was finished last; else, of unfinished runs, the one written last."""
+    """Return the run below a folder that was finished last, or the last written unfinished run if not `finished`."""
     times: list[tuple[float, Path]] = []
     for path in run_folders(folder):
         result, metrics = path / "result.json", path / "metrics.csv"
@@ -77,7 +77,7 @@ def newest_run(folder: Path, finished: bool = True) -> Path | None:
 
 
 def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
-    """Return the folders that run_dir names, each with a model, or else the newest run. Raises UserError."""
+    """Return the folders that run_dir names, each with a model, or the newest run without run_dir. Raises UserError."""
     if run_dir is not None:
         names = listed(run_dir, "run_dir", folders=True)
         for name in names:
@@ -98,7 +98,7 @@ def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
 
 @dataclass(slots=True, kw_only=True)
 class ModelSettings:
-    """The content of a model's config.json: all that builds the model, and hashes of the files beside it."""
+    """The content of the config.json of a model: all that builds the model, and hashes of the files beside it."""
 
     vocab_size: int
     seq_len: int  # the longest context
@@ -106,7 +106,7 @@ class ModelSettings:
     model: ModelConfig
     head: HeadConfig
     sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers
-    architecture: str | None = None  # in transformers, for one of its folders
+    architecture: str | None = None  # in transformers, for a folder of transformers
 
     def __post_init__(self) -> None:
         require_min(1, "", self, "vocab_size", "seq_len")
@@ -114,9 +114,9 @@ class ModelSettings:
 
 
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
-    """Return the model folder of a run; `run_dir` may be the model folder, or a folder of transformers.
+    """Return the model folder of a run. `run_dir` may be the model folder, or a folder of transformers.
 
-    Raises UserError if there is none, and OSError if it cannot be read.
+    Raises UserError if there is no such folder, and OSError if the folder cannot be read.
     """
     folder = Path(os.path.expanduser(run_dir))
     if not folder.is_dir():
@@ -142,7 +142,7 @@ def _without_model(folder: Path, key: str) -> str:
 
 
 def read_settings(folder: Path) -> ModelSettings:
-    """Return the settings of the model in its folder. Raises UserError naming the file and the key."""
+    """Return the settings of the model in a folder. Raises UserError with the file and the key."""
     path = folder / "config.json"
     with reading(path):
         content = read_json(path)
@@ -156,7 +156,7 @@ def read_settings(folder: Path) -> ModelSettings:
 
 
 def write_weights(path: Path, weights: Mapping[str, "Tensor"]) -> None:
-    """Write tensors atomically; `safetensors.torch.save_file` would replace `path` by an unsynced file."""
+    """Write tensors atomically, because `safetensors.torch.save_file` would replace `path` by an unsynced file."""
     from safetensors.torch import save
 
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -165,9 +165,9 @@ def write_weights(path: Path, weights: Mapping[str, "Tensor"]) -> None:
 
 
 def read_weights(path: Path, expected: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Return the tensors of a file, in the precision of `expected`, which may lie on "meta".
+    """Return the tensors of a file, in the precision of `expected`. `expected` may be on the device "meta".
 
-    Raises ValueError, before memory is taken, for a tensor that is missing, superfluous or of another shape.
+    Raises ValueError, before memory is taken, if a tensor is missing, superfluous or of another shape.
     """
     from safetensors.torch import load_file
 
@@ -180,7 +180,7 @@ def read_weights(path: Path, expected: Mapping[str, "Tensor"]) -> dict[str, "Ten
 
 
 def saved_state(net: "Transformer") -> dict[str, "Tensor"]:
-    """Return the weights as they are saved: a head that is tied for now has the values of the embedding."""
+    """Return the weights to save: a head that is tied for now has the values of the embedding."""
     head = net.head.saved(net.embed.weight)
     return net.state_dict() | {f"head.{name}": tensor for name, tensor in head.items()}
 
@@ -204,9 +204,9 @@ def save_model(net: "Transformer", tokenizer: "Tokenizer", folder: Path) -> None
 def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tuple[Transformer, Tokenizer]":
     """Return the model and the tokenizer of a run (or of its model/ folder), ready to generate, on the CPU.
 
-    `run_dir` may also be a folder of transformers. `classes` are classes of your own, or their dotted
-    paths, that the settings of the model may name: a folder's own word imports nothing. Raises
-    UserError naming the file that is missing or damaged, or a class that is not among `classes`.
+    `run_dir` may also be a folder of transformers. `classes` are your classes, or their dotted paths,
+    that the settings of the model may name: the word of a folder imports nothing. Raises UserError with
+    the file that is missing or damaged, or with a class that is not among `classes`.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
@@ -242,7 +242,7 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)  # whatever a notebook has set
     try:
-        # A class of the user's own may have tensors that no file holds.
+        # A class of the user may have tensors that no file holds.
         with torch.device("cpu" if foreign_classes(settings.model) else "meta"):
             net = Transformer(
                 settings.model,
@@ -262,25 +262,25 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
 
 @dataclass(slots=True, kw_only=True)
 class Base:
-    """A finished model that a run starts from, with what is known of its training."""
+    """A finished model that a run starts from, with the known facts of its training."""
 
     folder: Path  # of the model
     settings: ModelSettings
-    sha256: str  # of the weights, which are compared with it when they are read
+    sha256: str  # of the weights, compared when the weights are read
     tokenizer: TokenizerConfig  # names the tokenizer.json
     made_by: dict[str, Any]  # settings of the group `tokenizer` that would make such a tokenizer
     steps: int | None  # of training, with the runs that the model started from; None: unknown
     tokens: int | None
 
     def accepts(self, key: str, value: Any) -> bool:
-        """Whether a run whose setting model.KEY is `value` can start from this model."""
+        """Return whether a run can start from this model, if the setting model.KEY of the run is `value`."""
         own = getattr(self.settings.model, key)
         is_adapted = (key, value, own) == ("linear", "lora", "linear")
         return key in WEIGHTLESS or value == own or is_adapted
 
 
 def read_base(init_from: str) -> Base:
-    """Return what `init_from` names. Raises UserError naming what is missing or damaged."""
+    """Return the model that `init_from` names. Raises UserError with what is missing or damaged."""
     folder = model_folder(init_from, "init_from")
     settings, path = read_settings(folder), folder / TOKENIZER
     if settings.architecture is not None:
@@ -302,7 +302,7 @@ def read_base(init_from: str) -> Base:
 
 
 def _kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
-    """Return the settings that make such a tokenizer in this project; {} for the tokenizer of another."""
+    """Return the settings that make such a tokenizer in this project, or {} for a tokenizer of another project."""
     with suppress(UserError), reading(path):  # load_tokenizer says what is wrong with the file
         model = read_json(path)["model"]
         if model["type"] == "BPE" and model.get("merges"):
@@ -313,10 +313,10 @@ def _kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def _training_of(folder: Path) -> tuple[int | None, int | None]:
-    """Return the steps and tokens of the training of a model, with those of the models before it."""
+    """Return the steps and tokens of the training of a model and of the models that it started from."""
     if folder.name != "model" or (result := read_result(folder.parent / "result.json")) is None:
         return None, None
     before = result["init_from"] or {"steps": 0, "tokens": 0}
-    if before["steps"] is None:  # it began with a model whose training is unknown
+    if before["steps"] is None:  # the run began with a model whose training is unknown
         return None, None
     return result["steps"] + before["steps"], result["tokens"] + before["tokens"]

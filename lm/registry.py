@@ -7,7 +7,9 @@ from lm.errors import UserError
 
 
 def load(dotted: str, default: Any = None) -> Any:
-    """Return the object at a dotted path; without the lab, `default`, or UserError if it is None.
+    """Return the object at a dotted path, or `default` if the lab is not installed.
+
+    Raises UserError if the lab is not installed and `default` is None.
 
     >>> load("math.sqrt")(4.0)
     2.0

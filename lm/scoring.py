@@ -24,12 +24,13 @@ from lm.registry import load
 from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
-# Tokens of a batch, at least one window. On a CPU more are slower; from LOGIT_ROWS on, scores are equal bit for bit.
+# Tokens of a batch, at least one window. On a CPU more tokens are slower. From LOGIT_ROWS on, scores are equal bit for
+# bit.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 8192, "mps": 8192}
 
 
 class Measure(Protocol):
-    """Sums over the targets of a text, given in pieces: logits (N, V), targets (N,), IGNORED without one."""
+    """Sums over the targets of a text in pieces: logits (N, V) and targets (N,), IGNORED where there is no target."""
 
     def add(self, logits: Tensor, targets: Tensor) -> None: ...
 
@@ -42,12 +43,12 @@ class Scores:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy in nats per token."""
+        """Return the mean cross-entropy in nats per token."""
         return self.total_nll / self.n_tokens
 
     @property
     def perplexity(self) -> float | None:
-        """None where it is larger than a number can be: JSON has no infinity."""
+        """Return e to the loss, or None if it is too large for a number: JSON has no infinity."""
         return math.exp(self.loss) if self.loss < 700 else None
 
     @property
@@ -55,7 +56,7 @@ class Scores:
         return self.n_correct / self.n_tokens
 
     def bpb(self, n_bytes: float) -> float:
-        """Bits per byte of a text of `n_bytes`: unlike the loss, comparable between tokenizers."""
+        """Return the bits per byte of a text of `n_bytes`: unlike the loss, comparable between tokenizers."""
         return self.total_nll / (math.log(2) * n_bytes)
 
 
@@ -71,15 +72,15 @@ def evaluate(
 ) -> Scores:
     """Score every token of the stream except the first, in windows without overlap, in the precision of the weights.
 
-    tokens: (n,) ids, the first of which is end of text. With `max_windows`, only that many evenly spaced ones are
-    scored, an estimate. `measures` get the same logits and targets, where the loss is a number. `unscored`
-    is an id that is no target: that of the tokenizer.
+    tokens: (n,) ids, with end of text as the first id. With `max_windows`, score that many evenly spaced windows: an
+    estimate. `measures` get the same logits and targets, if the loss is finite. `unscored` is an id that is no target:
+    `unscored` of the tokenizer.
     """
     device = net.embed.weight.device
-    seq_len = min(seq_len, len(tokens) - 1)  # a context may be said to be of any length
+    seq_len = min(seq_len, len(tokens) - 1)  # a user may give any length of a context
     was_training = net.training
     net.eval()
-    sums: list[Tensor] = []  # of LOGIT_ROWS rows: NLL, correct tokens, tokens; they stay on the device until the end
+    sums: list[Tensor] = []  # of LOGIT_ROWS rows: NLL, correct tokens, tokens; on the device until the end
     batch_size = max(1, BATCH_TOKENS[device.type] // seq_len)
     total = math.ceil(len(validation_windows(len(tokens), seq_len, max_windows)) / batch_size)
     batches = validation_batches(tokens, seq_len, batch_size, max_windows)
@@ -108,7 +109,7 @@ def evaluate(
 def validate(
     net: Transformer, run: RunConfig, data: TextData, max_batches: int | None = None, **options: Any
 ) -> Scores:
-    """`evaluate` on the validation text of a run: on all its windows, or on those of `max_batches` of its batches."""
+    """Score the validation text of a run by `evaluate`: all windows, or the windows of `max_batches` batches."""
     max_windows = None if max_batches is None else max_batches * run.data.batch_size
     return evaluate(net, data.val, run.data.seq_len, max_windows, unscored=data.tokenizer.unscored, **options)
 
@@ -116,11 +117,11 @@ def validate(
 # --- the validation text of a finished run
 
 GIVE = "give a text: data=text data.path=FILE"
-OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
+OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # the last part: hashes of text and tokenizer
 
 
 def own_text(run_dir: Path) -> OwnText:
-    """Return what a run's config.yaml says of its text, of which nothing is read. Raises UserError."""
+    """Return what the config.yaml of a run says of its text. Read nothing of the text. Raises UserError."""
     try:
         with reading(run_dir / "config.yaml"):
             settings = read_yaml(run_dir / "config.yaml")
@@ -132,7 +133,7 @@ def own_text(run_dir: Path) -> OwnText:
     except OSError as error:
         hint = f"expected a finished run, or {GIVE}"
         raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
-    if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
+    if tokenizer.kind == "file":  # the run has a copy; the original file may be gone
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
         raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}")
@@ -147,7 +148,7 @@ def own_text(run_dir: Path) -> OwnText:
 
 
 def own_data(run_dir: Path, bar: bool = False) -> tuple[TextData, DataConfig]:
-    """Return a run's text, which is not downloaded because a run's files name it. Raises UserError."""
+    """Return the text of a run. Download nothing, because only the files of a run name the text. Raises UserError."""
     config, tokenizer, hashes = own_text(run_dir)
     trained = run_dir / "model/tokenizer.json"
     data = prepare(config, tokenizer, not bar, trained, downloads=False)

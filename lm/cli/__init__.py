@@ -32,7 +32,7 @@ if find_spec("lm.lab") is None:
 
 
 def _as_typed(program: str) -> str:
-    """Return the name of a program where the shell finds it by its name, else its path."""
+    """Return the name of a program if the shell finds the program by its name, else its path."""
     name = Path(program).name
     return name if shutil.which(name) == os.path.abspath(program) else program
 
@@ -48,7 +48,7 @@ def started_by() -> list[str]:
 
 
 def command_line(command: str, *words: str) -> str:
-    """Return a command as it is typed in a shell, started in the same way as this process."""
+    """Return a command as a user types it in a shell to start it in the same way as this process."""
     *start, last = started_by()
     if last.endswith(".py"):
         start += [str(Path(last).with_name(f"{command}.py"))]

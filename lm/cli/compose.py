@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def register(name: str, schema: Any) -> None:
-    """Make a schema known to Hydra, as configs/NAME.yaml names it in its defaults."""
+    """Make a schema known to Hydra under the name that the defaults of configs/NAME.yaml have."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(f"{name}_schema", schema)
@@ -50,8 +50,8 @@ def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
 def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> Any:
     """Return what Hydra has composed of these overrides as a dataclass. Raises UserError.
 
-    A RunConfig is the run that run_dir names where only settings are typed beside run_dir, and has
-    the model, the head and the tokenizer that init_from names.
+    A RunConfig has the model, the head and the tokenizer that init_from names. A RunConfig is the run
+    that run_dir names, if only settings are typed beside run_dir.
     """
     with explaining(overrides, kinds_of(schema)):
         if schema is RunConfig:
@@ -68,7 +68,7 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> A
 
 
 def _check_head_name(run: RunConfig) -> None:
-    """Refuse the name of a file in configs/head for a head of another kind: results show the name."""
+    """Raise UserError if a head has the name of a file in configs/head of another kind: results show the name."""
     path = CONFIGS / "head" / f"{run.head.name}.yaml"
     if path.is_file():
         kind = yaml.safe_load(path.read_text(encoding="utf-8"))["kind"]
@@ -80,10 +80,10 @@ def _check_head_name(run: RunConfig) -> None:
 
 
 def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
-    """Return the run in run_dir with the typed settings; None if there is none, or groups are typed.
+    """Return the run in run_dir with the typed settings, or None if there is no run or groups are typed.
 
-    A class of the user's own is imported only if its setting is typed. Raises UserError where the
-    name of a run may be mistyped.
+    Raises UserError if the name of the run may be mistyped, or if a class of the user would be imported
+    without its setting being typed.
     """
     if not (run_dir := config.get("run_dir")):
         return None
@@ -115,10 +115,10 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
 
 
 def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return the configuration whose model, head and tokenizer are those of init_from, unless typed.
+    """Return the configuration with the model, head and tokenizer of init_from, unless they are typed.
 
-    The head may be another one. A setting of the model or the tokenizer that contradicts what is
-    loaded is refused.
+    The head may be another head. Raises UserError if a setting of the model or the tokenizer
+    contradicts the loaded model.
     """
     import hydra
     from hydra.core.config_store import ConfigStore
@@ -157,7 +157,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 @contextmanager
 def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and YAML raise into a UserError: the key, and their own words."""
+    """Turn the errors of Hydra, OmegaConf and YAML into a UserError: the key, and the words of the error."""
     from hydra.errors import HydraException
 
     try:

@@ -39,7 +39,7 @@ from lm.folder import load_model, model_folder, read_settings, runs_of
 from lm.registry import load
 from lm.system.terminal import format_table
 
-# Settings of data that say which text is read. All others are for training.
+# Settings of data that say which text is read. All other settings of data are for training.
 TEXT_SETTINGS = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows"}
 TEXT_SETTINGS |= {"max_bytes", "cache_dir"}
 Rows = list[tuple[str, ...]]
@@ -79,7 +79,7 @@ def run(args: list[str]) -> int:
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
-    """Return the configuration. A bare folder is the run, a bare file the text. Raises UserError."""
+    """Return the configuration. A bare folder is the run, a bare file is the text. Raises UserError."""
     words, settings = split_words(args, EvaluateConfig)
     runs = [word for word in words if is_folder(word)]
     texts = [word for word in words if word not in runs]
@@ -101,7 +101,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
 
 
 def score(config: EvaluateConfig) -> int:
-    """Score each run on each text; each model is loaded once, each text is read once for each tokenizer."""
+    """Score each run on each text. Load each model once, and read each text once for each tokenizer."""
     runs = runs_of(config.run_dir)  # raises UserError before the slow imports below
     texts = _texts_of(config)
     if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
@@ -205,7 +205,7 @@ def score_text(
 
 
 def _warn_of_training_text(run_dir: Path, text: DataConfig) -> None:
-    """Say so if most of the text is the text that the run was trained on."""
+    """Warn if the text is the text of the run, because the run was trained on most of this text."""
     from lm.training.run_directory import RunDirectory
 
     path = RunDirectory(run_dir).read_config().get("data", {}).get("path")
@@ -214,7 +214,7 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig) -> None:
 
 
 def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:
-    """Return a row for each figure, or of several runs and texts a row for each pair."""
+    """Return a row for each figure, or a row for each pair of run and text if `is_several`."""
     plain = [
         {key: value for key, value in score.items() if not isinstance(value, list) and key != "frequency_in"}
         for score in scores

@@ -67,7 +67,7 @@ def run(args: list[str]) -> None:
     for name in names:
         net, tokenizer = load_model(name, config.classes or ())
         models[name] = net.to(best_device()), tokenizer
-    for turn, prompt in enumerate(prompts):  # each typed prompt is drawn with further seeds
+    for turn, prompt in enumerate(prompts):  # each typed prompt has further seeds
         for name, (net, tokenizer) in models.items():
             try:
                 tokenizer.without_unknown(prompt)  # warns or fails before anything is printed
@@ -86,7 +86,7 @@ def run(args: list[str]) -> None:
 
 
 def _with_words(args: list[str]) -> list[str]:
-    """Return the settings with the run and the prompt that bare words give. Raises UserError."""
+    """Return the settings, with the run and the prompt from bare words. Raises UserError."""
     words, settings = split_words(args, GenerateConfig)
     runs = [word for word in words if os.path.isdir(word) or ("/" in word and is_folder(word))]  # "*" is a prompt
     prompt = [word for word in words if word not in runs]
@@ -99,7 +99,10 @@ def _with_words(args: list[str]) -> list[str]:
 
 
 def _prompts(config: GenerateConfig) -> Iterator[str]:
-    """Yield the prompt, the content of prompt_file, or typed lines. Raises UserError if it is not UTF-8."""
+    """Return the prompt, the content of prompt_file, or typed lines.
+
+    Raises UserError unless exactly one of them is given, and if prompt_file is not UTF-8.
+    """
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
         example = f'{command_line("generate")} "Once upon a time"'
         raise UserError(f"prompt: give one, as in {example}, or prompt_file=FILE, or interactive=true")
@@ -114,7 +117,7 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Yield lines of standard input until it ends; on a terminal with editing and a history."""
+    """Yield lines of standard input until the input ends. On a terminal, offer editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):

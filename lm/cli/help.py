@@ -40,9 +40,9 @@ EXAMPLES = {
     "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
     "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
 }
-COLUMN = 30  # at which the meaning of a setting begins
+COLUMN = 30  # column at which the meaning of a setting begins
 REQUIRED = "VALUE"  # in the place of a default
-FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with its comment
+FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # field of a dataclass, with its comment
 
 
 class Setting(NamedTuple):
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
 
 
 def help_text(command: str, module: Any, is_whole: bool = False) -> str:
-    """Return what --help prints; of train one screen, unless all settings are asked for."""
+    """Return what --help prints. For train, return one screen if not `is_whole`."""
     width = max(shutil.get_terminal_size().columns - 1, 60)
     docstring = re.sub(r"lm-lab (\w+)", lambda match: command_line(match[1]), str(module.__doc__).strip())
     values = compose("train", [], RunConfig) if module.SCHEMA is RunConfig else None
@@ -86,7 +86,7 @@ def _row(name: str, meaning: str, width: int, column: int = COLUMN) -> str:
 
 
 def settings(schema: Any, values: Any = None, prefix: str = "") -> Iterator[Setting]:
-    """Yield each setting of a dataclass and of nested ones. The default is the value in `values`, if given."""
+    """Yield each setting of a dataclass and of nested dataclasses. The default is the value in `values`, if given."""
     comments = {name: text for cls in schema.__mro__[:-1] for name, text in FIELD.findall(inspect.getsource(cls))}
     for item in fields(schema):
         key, value = prefix + item.name, item.default if values is None else getattr(values, item.name)

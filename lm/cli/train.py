@@ -33,9 +33,9 @@ from lm.training.run_directory import SAMPLE_TEMPERATURE, RunDirectory
 
 SCHEMA = RunConfig
 IS_HYDRA = True
-GREEDY_LINES = 4  # lines of a greedy sample that are shown: the next ones often repeat them
-PROMPT_CHARACTERS = 24  # of the prompt in the command to paste
-FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # of a run in a sweep
+GREEDY_LINES = 4  # lines of a greedy sample that are shown: further lines often repeat these
+PROMPT_CHARACTERS = 24  # characters of the prompt in the command to paste
+FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # results of a run in the table of a sweep
 Rows = list[tuple[str, ...]]
 log = logging.getLogger(__name__)
 
@@ -50,17 +50,17 @@ def run(args: list[str]) -> int:
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     def job(config: DictConfig) -> float | None:
-        """Train a run; return the validation loss, which a sweeper that searches minimises."""
+        """Train a run. Return the validation loss, because a sweeper that searches minimises this number."""
         overrides = [*HydraConfig.get().overrides.task]
         is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         sys.argv = typed
         try:
             result = _train(config, overrides, is_sweep, notes)
-        except Exception as error:  # Hydra would print lines of its own
+        except Exception as error:  # Hydra would print further lines
             if is_sweep:
                 codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
                 gc.collect()  # the model of this job, before the next one is built
-                if os.getpid() != process:  # a launcher's own process: only what is raised comes back from there
+                if os.getpid() != process:  # in a process of a launcher: only an exception comes back from there
                     kind = UserError if codes[-1] == 2 else RuntimeError
                     raise kind(f"a job of the sweep failed: {error}") from None
             else:
@@ -81,7 +81,7 @@ def run(args: list[str]) -> int:
 
 
 def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapping[str, str]) -> dict[str, Any] | None:
-    """Train what Hydra has composed and print the end of the run. None in all processes but the first."""
+    """Train what Hydra has composed, print the end of the run, and return the result: None if not the first process."""
     run: RunConfig = to_dataclass(config, overrides, RunConfig)
     configure_messages(run.trainer.world_size)
     if is_sweep and run.trainer.world_size > 1:
@@ -105,7 +105,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
         print(format_table(score_table(result)), f"\n{path}\n", sep="\n")
     else:
         saved = RunDirectory(path).read_config()
-        if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of its own
+        if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of other prompts
             result = result | {"samples": []}
         print(*ending(path, result, saved), sep="\n")
     return result
@@ -130,7 +130,7 @@ def score_table(result: dict[str, Any]) -> Rows:
 
 
 def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
-    """Return a table of a sweep: a column for each setting that was swept, a row for each set of seeds."""
+    """Return a table of a sweep: a column for each setting that was swept, a row for all seeds of the same settings."""
     import pandas as pd  # takes a second
 
     words = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
@@ -168,7 +168,7 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
 
 
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield commands to paste. They take the newest run by themselves."""
+    """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
     run = [] if newest_run(Path("runs")) == path else [str(path)]
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
@@ -181,7 +181,7 @@ def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, An
 
 
 def beginning(prompt: str) -> str:
-    """Return the first words of a prompt, as a word that is no setting and no flag.
+    """Return the first words of a prompt, as an argument that generate takes for a prompt.
 
     >>> beginning("To be, or not to be, that is the question"), beginning("x = 1")
     ('To be, or not to be,', 'prompt=x = 1')

@@ -12,18 +12,19 @@ Batch = tuple[Tensor, Tensor]
 
 
 def shift(windows: np.ndarray) -> Batch:
-    """Windows (B, T+1) to tokens (B, T) and their targets (B, T), the next tokens: the project's only shift."""
+    """Return tokens (B, T) and targets (B, T), the next tokens, of windows (B, T+1): the only shift of the project."""
     whole = torch.from_numpy(windows.astype(np.int64))
     return whole[:, :-1], whole[:, 1:]
 
 
 @dataclass(eq=False)
 class TrainingStream:
-    """An endless stream of batches in which batch k is a pure function of (seed, k), so that a resume needs no state.
+    """An endless stream of batches. Batch k is a pure function of (seed, k), so a resume needs no state.
 
-    Each epoch divides the text into windows from a random offset and visits them in random order, so that every token
-    is a target about once an epoch. With `documents`, the places where documents begin, it puts these into a new order
-    before that: a window that reaches beyond the end of a document goes on with another one in each epoch.
+    Each epoch divides the text into windows from a random offset and visits the windows in random order, so every token
+    is a target about once an epoch. With `documents`, the places where documents begin, each epoch first puts the
+    documents into a new order. A window that reaches beyond the end of a document then goes on with another document
+    in each epoch.
     """
 
     tokens: np.ndarray
@@ -36,16 +37,16 @@ class TrainingStream:
     overfit_batches: int = 0
     documents: np.ndarray | None = None  # (n,) increasing, from 0 on
     expected: Callable[[np.ndarray], np.ndarray] | None = None  # places (n,) to probabilities (n, V)
-    smoothing: float = 0.0  # the share of each target that is what is expected
+    smoothing: float = 0.0  # the share of each target that `expected` decides
 
     def __post_init__(self) -> None:
         last = len(self.tokens) - 1
-        self.max_offset = min(self.seq_len - 1, last - self.seq_len)  # the largest that leaves a whole window
+        self.max_offset = min(self.seq_len - 1, last - self.seq_len)  # the largest offset that leaves a whole window
         self.per_epoch = (last - self.max_offset) // self.seq_len
         self.epoch = -1
 
     def windows(self, samples: Iterable[int]) -> np.ndarray:
-        """The places of the tokens of windows in the text: (B, T+1)."""
+        """Return the places in the text of the tokens of windows: (B, T+1)."""
         return np.stack([self._window(*divmod(sample, self.per_epoch)) for sample in samples])
 
     def _window(self, epoch: int, index: int) -> np.ndarray:
@@ -64,11 +65,11 @@ class TrainingStream:
         if self.documents is not None:
             chosen = generator.permutation(len(self.documents))
             lengths = np.diff(self.documents, append=len(self.tokens))[chosen]
-            self.ends = np.cumsum(lengths)  # of the documents of this epoch, one after the other
-            self.moves = self.documents[chosen] - (self.ends - lengths)  # from a place in the epoch to that in the text
+            self.ends = np.cumsum(lengths)  # ends of the documents of this epoch, one after the other
+            self.moves = self.documents[chosen] - (self.ends - lengths)  # from places in the epoch to the text
 
     def batch(self, k: int) -> Batch:
-        """Batch k of this rank: (tokens, targets), each (B, T), or with smoothing targets that are shares (B, T, V)."""
+        """Return batch k of this rank: tokens (B, T), and targets (B, T), or shares (B, T, V) with `expected`."""
         if self.overfit_batches:
             k %= self.overfit_batches
         first = (k * self.world_size + self.rank) * self.batch_size
@@ -82,10 +83,10 @@ class TrainingStream:
 
 
 def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = None) -> np.ndarray:
-    """The indices of the windows to score, in order: all of them, or at most `max_windows`, evenly spaced.
+    """Return the indices of the windows to score, in order: all windows, or at most `max_windows`, evenly spaced.
 
-    Of n windows in k equal stretches these are the middle ones, so they do not depend on the seed. Window i holds the
-    targets from token i * seq_len + 1 on.
+    The indices are the middles of k equal stretches of n windows, so the indices do not depend on the seed. Window i
+    holds the targets from token i * seq_len + 1 on.
     """
     n = -(-(n_tokens - 1) // seq_len)
     k = n if max_windows is None else min(n, max_windows)
@@ -95,9 +96,10 @@ def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = No
 def validation_batches(
     tokens: np.ndarray, seq_len: int, batch_size: int, max_windows: int | None = None
 ) -> Iterator[Batch]:
-    """Windows without overlap; all of them together make every token except the first a target exactly once.
+    """Yield batches of windows without overlap: tokens and targets, each (B, T).
 
-    The last window of the text is padded; targets in the padding are IGNORED.
+    All windows of a text together make every token except the first a target exactly once. Padding fills the last
+    window of the text. Targets in the padding are IGNORED.
     """
     windows = validation_windows(len(tokens), seq_len, max_windows)
     for first in range(0, len(windows), batch_size):

@@ -1,4 +1,4 @@
-"""A text on disk, its split into training and validation text, and either in pieces: it never is in memory whole."""
+"""A text on disk, its split into training and validation text, and both in pieces: no text is in memory whole."""
 
 import codecs
 import hashlib
@@ -18,7 +18,7 @@ from lm.data.paths import BLOCK
 from lm.data.sources import Source
 from lm.errors import UserError
 
-CHARACTER = 4  # bytes of the longest one
+CHARACTER = 4  # bytes of the longest character
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
@@ -28,18 +28,18 @@ ANYWHERE = re.compile(r"(?s:.)")
 
 
 def progress(total: int | None, label: str, quiet: bool) -> "tqdm[NoReturn]":
-    """Return a progress bar of bytes, which leaves nothing behind."""
+    """Return a progress bar of bytes. The bar leaves nothing behind."""
     return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Text:
-    """Documents one after the other in a file. The text itself is not held in memory."""
+    """Documents one after the other in a file. The text itself is not in memory."""
 
     path: Path
     hash: str  # of the names and texts of all documents, in order
     records: np.ndarray  # (n_documents,) of RECORD
-    n_empty: int = 0  # documents without text, which are left out
+    n_empty: int = 0  # number of documents without text, which are left out
 
     @property
     def size(self) -> int:
@@ -47,7 +47,7 @@ class Text:
 
     @property
     def spans(self) -> np.ndarray:
-        """Where each document begins and ends, (n_documents, 2) bytes."""
+        """Return where each document begins and ends, (n_documents, 2) bytes."""
         ends = np.cumsum(self.records["size"].astype(np.int64))
         return np.stack([ends - np.diff(ends, prepend=0), ends], axis=1)
 
@@ -67,11 +67,11 @@ class Text:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Part:
-    """Some documents of a text. A document that is cut has pieces in both parts."""
+    """Some documents of a text. A document that the split cuts has pieces in both parts."""
 
     text: Text
     documents: np.ndarray  # (n,) indices
-    spans: np.ndarray  # (n, 2) the bytes of the text where each begins and ends
+    spans: np.ndarray  # (n, 2) the bytes of the text where each document begins and ends
 
     @property
     def n_bytes(self) -> int:
@@ -91,9 +91,9 @@ def derived(text_hash: str, change: str) -> str:
 
 
 def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: bool = True) -> Text:
-    """Write the text of a source to a file, up to `max_bytes`; nothing beyond them is read. Raises UserError.
+    """Write the text of a source to a file, up to `max_bytes`. Read nothing beyond `max_bytes`. Return the text.
 
-    Documents without text are left out and counted.
+    Leave out documents without text, and count them. Raises UserError.
     """
     content, records, end, n_empty = hashlib.sha256(), array("Q"), 0, 0
     with progress(max_bytes, "reading", quiet) as bar, open(path, "w+b", buffering=BLOCK) as file:
@@ -129,7 +129,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
 
 
 def _read_again(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
-    """Yield what was written: the hash of a document begins with its size, which is known at its end."""
+    """Yield what was written: the hash of a document begins with its size, known only at the end of the document."""
     for start in range(begin, end, BLOCK):
         file.seek(start)
         yield file.read(min(BLOCK, end - start))
@@ -144,14 +144,14 @@ def split(
 ) -> tuple[Part, Part, str, float]:
     """Return training part, validation part, the hash that identifies both, and the share that was too much.
 
-    Of a single document the end is held out, counted in characters. Of several documents, those are
-    held out whose names have the lowest hashes, so that a document that is added moves no other. At
-    most `val_max_bytes` are held out. A few documents may have such sizes that more than twice
-    `val_fraction` of the text would be held out: then it is `val_fraction`, and the share that it would
-    have been is returned, else 0. A limit cuts a document, whose end is held out.
+    Hold out the end of a single document, counted in characters. Of several documents, hold out the
+    documents whose names have the lowest hashes, so that a new document moves no other document. Hold
+    out at most `val_max_bytes`. A few documents may have such sizes that more than twice `val_fraction`
+    of the text would be held out. Hold out `val_fraction` then, and return the share that would have
+    been held out. Otherwise the returned share is 0. A limit cuts a document: its end is held out.
 
-    With a fold, one of round(1/val_fraction) parts is held out in place of the usual one: another
-    range of characters, or of hashes. Raises UserError if a fold leaves a side empty.
+    With a fold, hold out part number `fold` of round(1/val_fraction) parts instead: another range of
+    characters, or of hashes. Raises UserError if a fold leaves a side empty.
     """
     hold_out = _characters_of_one if len(text.records) == 1 else _documents_by_hash
     held_out, change, too_much = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
@@ -163,7 +163,7 @@ def split(
 
 
 def _characters_of_one(text: Text, val_fraction: float, limit: int, fold: int | None) -> tuple[np.ndarray, str, float]:
-    """Return where the document is held out, (1, 2) bytes, and what is not as usual, in words for the hash."""
+    """Return the held-out bytes (1, 2) of the document, what is not as usual (words for the hash), and a share of 0."""
     n_folds = round(1 / val_fraction)
     n_after = 0 if fold is None else n_folds - 1 - fold  # folds behind this one
     begin = 0 if fold == 0 else _place_of(text, 1 - (n_after + 1) * val_fraction)
@@ -176,10 +176,10 @@ def _characters_of_one(text: Text, val_fraction: float, limit: int, fold: int | 
 
 
 def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | None) -> tuple[np.ndarray, str, float]:
-    """Return where each document is held out, (n, 2) bytes, what is not as usual, and the share that was too much."""
+    """Return the held-out bytes (n, 2) of each document, what is not as usual, and the share that was too much."""
     n_folds = round(1 / val_fraction)
     low, high = (0.0, val_fraction) if fold is None else (fold / n_folds, (fold + 1) / n_folds)
-    distances = text.records["position"] - np.uint64(low * 2**64)  # from the range of hashes, modulo 2**64
+    distances = text.records["position"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64
     order = np.argsort(distances, kind="stable")
     ends = np.cumsum(text.records["size"][order].astype(np.int64))
     n_whole = n_usual = int(np.count_nonzero(distances / 2.0**64 < high - low))
@@ -189,7 +189,7 @@ def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | 
     too_much = n_bytes / text.size if fold is None and n_bytes > 2 * val_fraction * text.size else 0.0
     if too_much:
         limit = max(int(val_fraction * text.size), CHARACTER)
-    held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # of each document an empty end
+    held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
     change = "" if fold is None else f"fold={fold} of {n_folds}"
     if n_usual and ends[n_usual - 1] > limit:
         n_whole = int(np.searchsorted(ends, limit, "right"))
@@ -206,7 +206,7 @@ def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | 
 
 
 def _part(text: Text, pieces: np.ndarray) -> Part:
-    """Return the part of some pieces (m, 2), as many of each document, in order; empty ones are left out."""
+    """Return the part of some pieces (m, 2), in order, equally many of each document. Leave out empty pieces."""
     documents = np.repeat(np.arange(len(text.records)), len(pieces) // len(text.records))
     is_text = pieces[:, 0] < pieces[:, 1]
     return Part(text, documents[is_text], pieces[is_text])
@@ -231,9 +231,9 @@ def _place_of(text: Text, share: float) -> int:
 
 
 def overlap(train: Part, val: Part) -> dict[str, float]:
-    """How many documents of the validation part, and what share of its bytes, are a training document as well.
+    """Return how many documents of the validation part, and what share of its bytes, are a training document as well.
 
-    A document that is cut has a piece in each part, and does not count.
+    A document that the split cuts does not count, because each part has a piece of this document.
     """
     documents = np.setdiff1d(train.documents, val.documents) if train.text is val.text else train.documents
     records = val.text.records[val.documents]
@@ -254,8 +254,8 @@ def decoded(part: Part) -> Iterator[tuple[str, bool]]:
 def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAFE_CUT) -> Iterator[tuple[str, bool]]:
     """Yield the same text in strings of about CHUNK characters, and whether a document begins with this string.
 
-    It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
-    string. With None, each document is one string.
+    Cut the text before a match of `cut`, because there the ids of the pieces are the ids of the whole text. A document
+    without such a place stays in one string. With None as `cut`, each document is one string.
     """
     held, searched, first = "", 0, True
     for block, last in blocks:
@@ -274,7 +274,7 @@ def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAF
 def stretches(part: Part, n_bytes: int, size: int) -> Iterator[list[bytes]]:
     """Yield about `n_bytes` of a part as lists of pieces of documents.
 
-    Yield all documents at once if they are no more, else evenly spaced stretches of `size` bytes.
+    Yield all documents in one list if they have at most `n_bytes`, else evenly spaced stretches of `size` bytes.
     """
     lengths = part.spans[:, 1] - part.spans[:, 0]
     total, ends = int(lengths.sum()), np.cumsum(lengths)  # where each document ends in the part

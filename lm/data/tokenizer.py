@@ -27,25 +27,26 @@ EOT = "<|endoftext|>"
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-# Of a BPE model: each lets an id depend on more than one character.
+# Parts of a BPE model, each of which lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
 MAX_WORD = 512  # characters of a word that BPE is trained on
 SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
-SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and of one stretch of them
-GROUP = 1 << 20  # characters that are handed to all threads: enough for 64, and little memory on any machine
+SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and bytes of a stretch
+GROUP = 1 << 20  # characters that all threads get together: enough for 64 threads, and little memory on any machine
 
 log = logging.getLogger(__name__)
-_warn_once = cache(log.warning)  # of the same characters or file, however often a text or the file is read
+_warn_once = cache(log.warning)  # warns once of the same characters or file, however often they are read
 
 
 class Tokenizer:
     """The part of `tokenizers.Tokenizer` that this project needs.
 
-    Its end-of-text token is the first special token that is one of EOT_NAMES, or else `eot`, or else the one that the
-    file's template puts before a text; if there is none, EOT is added. A text begins with the template's token, such as
-    <|begin_of_text|> of Llama 3, or else with end of text.
+    The end-of-text token is the first name of EOT_NAMES that is a special token, or else `eot`, or else the token that
+    the template of the file puts before a text. Without such a token, the constructor adds EOT. A text begins with the
+    token of the template, such as <|begin_of_text|> of Llama 3, or else with end of text. Raises UserError if the
+    tokenizer lacks `eot`, has gaps in its ids, or encodes the spelled name of end of text as end of text.
 
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
@@ -65,12 +66,12 @@ class Tokenizer:
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text
         backend.no_truncation()
         backend.no_padding()
-        self.dropout: float = layout["model"].get("dropout") or 0.0  # of the file; it is switched off
+        self.dropout: float = layout["model"].get("dropout") or 0.0  # dropout of the file, which is switched off
         if self.dropout:  # a regulariser of training, which would make every score random
-            backend.model.dropout = None  # only BPE has it
+            backend.model.dropout = None  # only BPE has dropout
         self.backend = backend
-        self.eot: int = backend.token_to_id(self.eot_token)  # type: ignore[assignment]  # it has just been added
-        if self.eot_token not in (usual, before, EOT):  # to_json must say which one it is
+        self.eot: int = backend.token_to_id(self.eot_token)  # type: ignore[assignment]  # the token has just been added
+        if self.eot_token not in (usual, before, EOT):  # to_json must say which token ends a text
             backend.post_processor = processors.TemplateProcessing(
                 single=f"{self.eot_token} $A", special_tokens=[(self.eot_token, self.eot)]
             )
@@ -78,7 +79,7 @@ class Tokenizer:
         self.begin_token = before if before in special else self.eot_token
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.stops = {self.eot, self.begin}  # ids at which generation ends
-        self.unscored = None if self.begin == self.eot else self.begin  # it stands after end of text and is no text
+        self.unscored = None if self.begin == self.eot else self.begin  # follows end of text and is no text
         self.vocab_size: int = backend.get_vocab_size()
         self.dtype = "uint16" if self.vocab_size <= 1 << 16 else "uint32"  # of ids on disk
         self.cut = _safe_cut(layout)
@@ -92,7 +93,7 @@ class Tokenizer:
 
     @property
     def separator(self) -> list[int]:
-        """The ids before each document of a corpus: end of text, and what a text begins with if that is another."""
+        """Return the ids before each document: end of text, and the id that a text begins with, if this id differs."""
         return [self.eot] if self.begin == self.eot else [self.eot, self.begin]
 
     def _eot_in_text(self) -> bool:
@@ -105,7 +106,10 @@ class Tokenizer:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text. Raises UserError for a character that the vocabulary lacks (character level only)."""
+        """Return the ids of each text.
+
+        Raises UserError for half of a character, and for a character that the vocabulary lacks (character level only).
+        """
         try:
             return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises bare Exception
@@ -121,7 +125,7 @@ class Tokenizer:
             ) from error
 
     def without_unknown(self, prompt: str) -> str:
-        """A prompt without the characters that the vocabulary lacks, of which a warning tells once."""
+        """Return a prompt without the characters that the vocabulary lacks. Warn of these characters once."""
         try:
             self.encode(prompt)
             return prompt
@@ -141,15 +145,15 @@ class Tokenizer:
         return self.backend.decode_batch(ids, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield text as ids arrive, in pieces of whole characters; joined, they equal `decode` of all ids.
+        """Yield text as ids arrive, in pieces of whole characters. The joined pieces equal `decode` of all ids.
 
-        New ids are decoded together with the few before them, because a decoder may treat the first id of a text
-        differently. `tokenizers.decoders.DecodeStream` is not used: it drops an unfinished character at the end.
+        Decode new ids together with the few ids before them, because a decoder may treat the first id of a text
+        differently. `tokenizers.decoders.DecodeStream` would drop an unfinished character at the end.
         """
         yield from self.stream_chunks([token] for token in ids)
 
     def stream_chunks(self, chunks: Iterable[list[int]]) -> Iterator[str]:
-        """The same for ids that arrive in chunks, two of which are held at a time."""
+        """Yield text as chunks of ids arrive, as `stream` does. Hold about two chunks in memory."""
         window: list[int] = []
         shown = 0  # ids of the window whose text has been yielded
         for chunk in chunks:
@@ -172,10 +176,10 @@ class Tokenizer:
 
 
 def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return where a text may be cut so that the ids of the pieces are the ids of the text; None for nowhere.
+    """Return where a cut of a text leaves the ids of the text unchanged, or None for nowhere.
 
-    Anywhere, if each character is a token or several; before a space or a line break behind a word
-    for byte-level BPE.
+    Return ANYWHERE if each character is a token or several tokens. Return SAFE_CUT, before a space or a
+    line break behind a word, for other byte-level BPE.
     """
     model, added = layout["model"], layout["added_tokens"]
     is_char, is_byte_level = (layout["pre_tokenizer"] == step for step in PRE_TOKENIZERS)
@@ -187,7 +191,7 @@ def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _template_token(post_processor: dict[str, Any] | None) -> str | None:
-    """The special token that a post-processor of a tokenizer.json puts before a text, if it does."""
+    """Return the special token that a post-processor of a tokenizer.json puts before a text, or None."""
     for step in (post_processor or {}).get("processors") or [post_processor or {}]:
         single: list[dict[str, Any]] = step["single"] if step.get("type") == "TemplateProcessing" else []
         if single and "SpecialToken" in single[0]:
@@ -196,7 +200,7 @@ def _template_token(post_processor: dict[str, Any] | None) -> str | None:
 
 
 def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
-    """Read a tokenizer.json. Raises UserError naming the file if it is missing or damaged.
+    """Return the tokenizer of a tokenizer.json. Raises UserError with the file if the file is missing or damaged.
 
     >>> load_tokenizer(Path("absent.json"))
     Traceback (most recent call last):
@@ -229,13 +233,13 @@ def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with `vocab_size` tokens, if there are so many."""
+    """Train byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with at most `vocab_size` tokens."""
     backend = _byte_level()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,  # four bars of its own
+        show_progress=False,  # the trainer would show four bars
     )
     with progress(None, "training the tokenizer", quiet) as bar:
         read = (text for text in texts if bar.update(len(text.encode())) or True)
@@ -244,9 +248,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Toke
 
 
 def _short_runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with words of more than MAX_WORD characters and longer runs of spaces cut.
+    """Yield the texts. Cut words and runs of spaces of more than MAX_WORD characters.
 
-    The time to train grows with the square of the length of a word.
+    The time of training grows with the square of the length of a word.
     """
     for text in texts:
         long = max(map(len, text.split()), default=0) > MAX_WORD or SPACES.search(text)
@@ -255,7 +259,7 @@ def _short_runs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A token for each distinct character of the texts, in order of code points, and end of text."""
+    """Return a tokenizer of end of text and each distinct character of the texts, in order of code points."""
     alphabet: set[str] = set()
     for text in texts:
         alphabet.update(text)
@@ -267,7 +271,7 @@ def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """The 256 bytes and end of text."""
+    """Return a tokenizer of end of text and the 256 bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = _byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
     return Tokenizer(backend)
@@ -276,7 +280,7 @@ def byte_tokenizer() -> Tokenizer:
 def build_tokenizer(
     config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], quiet: bool = True
 ) -> Tokenizer:
-    """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
+    """Return the tokenizer of a run. Train BPE on the training text alone; take characters from the whole text."""
     if config.kind == "bpe":
         assert config.vocab_size is not None
         return train_bpe(train, config.vocab_size, quiet)
@@ -290,18 +294,18 @@ def build_tokenizer(
 
 
 def sample(part: Part) -> Iterator[str]:
-    """Yield the text from which BPE is trained: all up to SAMPLE bytes, else as many in evenly spaced stretches."""
+    """Yield the text that BPE is trained on: all up to SAMPLE bytes, else SAMPLE bytes in evenly spaced stretches."""
     if part.n_bytes <= SAMPLE:
         yield from (text for text, _ in chunks(decoded(part)))
         return
-    for pieces in stretches(part, SAMPLE, SAMPLE_STRETCH):  # which may begin and end inside a character
+    for pieces in stretches(part, SAMPLE, SAMPLE_STRETCH):  # a stretch may begin and end inside a character
         yield from (piece.decode(errors="ignore") for piece in pieces)
 
 
 def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
-    """Yield the ids of a part in arrays, end of text before each document.
+    """Yield the ids of a part in arrays, with the ids of `separator` before each document.
 
-    Raises UserError where the tokenizer loses text: bits per byte would be wrong.
+    Raises UserError if the tokenizer loses text, because bits per byte would be wrong.
     """
     with progress(part.n_bytes, label, quiet) as bar:
         for group in _groups(chunks(decoded(part), tokenizer.cut)):

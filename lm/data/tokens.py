@@ -1,9 +1,9 @@
 """Tokens on disk.
 
 A text is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
-folder of the cache that is named by the hash of the settings and of the content of the source, wherever the source
-lies. The folder is written beside and renamed into place: processes that build it at once write the same bytes. Its
-checksum is compared when it is opened, and a damaged folder is built again.
+folder of the cache. The name of the folder is the hash of the settings and of the content of the source, wherever the
+source lies. A process writes a folder beside this folder and renames it into place: processes that build the folder at
+once write the same bytes. `prepare` compares the checksum of the folder, and builds a damaged folder again.
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
@@ -30,13 +30,13 @@ from lm.errors import UserError
 from lm.registry import load
 from lm.system.files import json_sha256, read_json, scratch_folder, sync_folder, write_json, write_text
 
-FORMAT = 11  # of the folder; a change causes folders to be built again
+FORMAT = 11  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
-SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens, and validation tokens looked for in them
-MIN_OVERLAP = 0.001  # share of the validation text that may be in training documents before it is said
-MIN_COPIED = 0.05  # share of places of the validation text that may stand in the training text before it is said
-CHUNK = 1 << 20  # tokens that are looked at at a time
+SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens; validation tokens searched in them
+MIN_OVERLAP = 0.001  # share of the validation text in training documents from which on a warning tells
+MIN_COPIED = 0.05  # share of places of the validation text in the training text from which on a warning tells
+CHUNK = 1 << 20  # tokens that a search reads at a time
 
 log = logging.getLogger(__name__)
 
@@ -50,23 +50,23 @@ class TextData:
     val: np.ndarray
     val_bytes: int  # UTF-8 bytes of the validation text: what bits per byte divides by
     baselines: dict[str, float]  # bits per byte of an n-gram model of the same text, by its name
-    hash: str  # of the text, and of its split where data.val_fraction alone does not decide it
-    val_hash: str | None = None  # of a validation text of its own, with the names of its documents
+    hash: str  # of the text, and of the split if data.val_fraction alone does not decide the split
+    val_hash: str | None = None  # of a separate validation text, with the names of its documents
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
     copied: float = 0.0  # share of the places looked at in the validation text that stand in the training text
 
     @property
     def n_targets(self) -> int:
-        """How many tokens of the validation text are scored: all after the first, but those that are no text."""
+        """Return how many tokens of the validation text are scored: all after the first, except `unscored` tokens."""
         targets, unscored = self.val[1:], self.tokenizer.unscored
         if unscored is None:
             return len(targets)
         return sum(int(np.count_nonzero(targets[i : i + CHUNK] != unscored)) for i in chunk_starts(targets))
 
     def documents(self) -> np.ndarray:
-        """Where the documents of the training text begin, (n,): at its first token, and at each end-of-text token."""
-        starts = chunk_starts(self.train)  # it may exceed memory
+        """Return where the documents of the training text begin, (n,): at token 0, and at each end-of-text token."""
+        starts = chunk_starts(self.train)  # the text may exceed memory
         places = [start + np.flatnonzero(self.train[start : start + CHUNK] == self.tokenizer.eot) for start in starts]
         return np.union1d([0], np.concatenate(places))
 
@@ -82,10 +82,10 @@ def prepare(
     trained: Path | None = None,
     downloads: bool = True,
 ) -> TextData:
-    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text.
+    """Return the tokens of a text. Build the tokens if they do not exist. Raises UserError for unusable text.
 
-    `trained`: the tokenizer.json of a run with these settings, with which they are built in place of training BPE anew.
-    `downloads`: whether a text of the Hub may be downloaded, if its tokens are not there.
+    `trained`: the tokenizer.json of a run with these settings, used to build the tokens without training BPE anew.
+    `downloads`: whether a text of the Hub may be downloaded, if its tokens do not exist.
     """
     sources = open_sources(config)
     states = [source.state() for source in sources]
@@ -130,7 +130,7 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
 
 
 def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
-    """Return the tokens (n,) of a whole text, in a file without a name, and the number of bytes of the text."""
+    """Return the tokens (n,) of a whole text, mapped from a file without a name, and the bytes of the text."""
     with _cache_folder(config.cache / "tokens") as scratch:
         text = _read(open_source(config), scratch / "text", config, quiet)
         _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
@@ -141,7 +141,7 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether a folder is there and its files match their checksum; a damaged folder is removed."""
+    """Return whether a folder exists and its files match their checksum. Remove a damaged folder."""
     if not folder.exists():
         return False
     try:
@@ -156,7 +156,7 @@ def _is_whole(folder: Path) -> bool:
 
 @contextmanager
 def _cache_folder(cache: Path) -> Iterator[Path]:
-    """An empty folder inside of the cache. What cannot be written names the cache, and the setting for another one."""
+    """Yield an empty folder inside the cache. An error of writing names the place and the setting of another cache."""
     try:
         with scratch_folder(cache) as folder:
             yield folder
@@ -169,17 +169,20 @@ def _cache_folder(cache: Path) -> Iterator[Path]:
 
 
 def _rename(scratch: Path, folder: Path) -> None:
-    scratch.chmod(0o755)  # as mkdir makes a folder; a scratch folder is closed to others
+    scratch.chmod(0o755)  # as mkdir makes a folder; other users cannot read a scratch folder
     try:
         os.rename(scratch, folder)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise  # else another process was faster, and its bytes are the same
+            raise  # on the two errors another process was faster, and its bytes are the same
     sync_folder(folder.parent)
 
 
 def _checksum(folder: Path) -> str:
-    """XXH3 with 128 bits of the files of a folder, as fast as they are read. It is no protection against forgery."""
+    """Return the XXH3 hash (128 bits) of the files of a folder.
+
+    The hash is as fast as a read, but no protection against forgery.
+    """
     digest = xxhash.xxh3_128()
     for name in FILES:
         with open(folder / name, "rb", buffering=0) as file:
@@ -192,7 +195,7 @@ def mapped(path: Path, dtype: str) -> np.ndarray:
 
 
 def write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
-    """Write what describes the token files of a folder, and the tokenizer."""
+    """Write the tokenizer, and the description of the token files of a folder."""
     copied = max(_copied(folder, tokenizer.dtype), (meta["overlap"] or {"share": 0.0})["share"])
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     meta |= {"dtype": tokenizer.dtype, "copied": copied, "checksum": _checksum(folder)}
@@ -200,7 +203,7 @@ def write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None
 
 
 def _copied(folder: Path, dtype: str) -> float:
-    """Return the share of some stretches of the validation tokens that stand in the training tokens, or their start."""
+    """Return the share of some stretches of the validation tokens that stand in the first SEARCHED training tokens."""
     train, val = (mapped(folder / f"{name}.bin", dtype) for name in ("train", "val"))
     searched, last = train[:SEARCHED].tobytes(), max(len(val) - STRETCH_TOKENS, 0)
     starts = {*np.linspace(0, last, N_STRETCHES, dtype=int)}
@@ -233,7 +236,7 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
     if config.rows == "lines":
         return text.joined()
-    if text.n_empty and config.source in TABLES:  # an empty file is nothing to be told of
+    if text.n_empty and config.source in TABLES:  # an empty file needs no message
         n = text.n_empty + len(text.records)
         log.info("%s: %d of %d rows are empty or null and have been skipped", source.place, text.n_empty, n)
     return text
@@ -248,16 +251,16 @@ def _write_ids(path: Path, tokenizer: Tokenizer, part: Part, label: str, quiet: 
 def _encode_sources(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
 ) -> None:
-    """Read the text once, into a file that is removed afterwards, and encode it from there.
+    """Read the text once into a file, encode the text from this file, and remove the file.
 
-    A validation text of its own, which data.max_bytes does not limit, is read first: a mistake in it is found before a
-    long reading.
+    Read a separate validation text first: a mistake in this text then appears before a long reading. data.max_bytes
+    does not limit a separate validation text.
     """
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
     texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
     too_much = 0.0
-    if val_texts:  # both are used whole
+    if val_texts:  # both texts are used whole
         train, val = texts[0].whole(), texts[1].whole()
         data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
     else:
@@ -277,10 +280,11 @@ def _encode_sources(
 
 
 def _ngram(train: Part, val: Part) -> dict[str, Any]:
-    """Return the score of the n-gram model, and the share of the training text that it is made from.
+    """Return the score of the n-gram model, and the share of the training text that the model is made from.
 
-    A zero byte stands where a document ends and the next begins: a run predicts an end-of-text token
-    there. Validation text that goes on where the training text ends has none before it.
+    A zero byte stands where a document ends and the next document begins: a run predicts an
+    end-of-text token there. No zero byte stands before a validation text that goes on where the
+    training text ends.
     """
     used = [[*stretches(part, most, STRETCH)] for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
     train_text, val_text = (b"".join(map(b"\0".join, stretch)) for stretch in used)
@@ -292,7 +296,7 @@ def _ngram(train: Part, val: Part) -> dict[str, Any]:
 
 
 def _notes(texts: list[Text], too_much: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return what the user is told of a text each time that its tokens are opened; `too_much` is from `split`."""
+    """Return messages about a text for the user, shown each time that its tokens are opened. too_much: from `split`."""
     notes = []
     if too_much:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"

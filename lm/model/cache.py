@@ -6,27 +6,27 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of up to `length` positions in each layer; those of position p are at index p.
+    """Keys and values of up to `length` positions in each layer. Index p holds the key and value of position p.
 
-    It is an argument of the model, which therefore has no state. Rows of different lengths can share a batch without
-    padding on the left: a row attends to no index beyond its own position, and what padding has written there is
-    overwritten when the row reaches that position.
+    The cache is an argument of the model, so the model has no state. Rows of different lengths can share a batch
+    without padding on the left, because a row attends to no index beyond its position. When the row reaches the
+    position of some padding, the row overwrites what the padding has written there.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.starts: Tensor | None = None  # (B, length), of the document at each position
+        self.starts: Tensor | None = None  # (B, length), where the document of each position begins
 
     def grow(self, length: int) -> None:
-        """Extend the cache to `length` positions, keeping its content."""
+        """Extend the cache to `length` positions. Keep its content."""
         more = length - self.length
         self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
         self.starts = None if self.starts is None else F.pad(self.starts, (0, more))
         self.length = length
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, H, T, K) at positions (B, T); returns all keys and values (B, H, length, K)."""
+        """Store k and v (B, H, T, K) at positions (B, T). Return all keys and values, each (B, H, length, K)."""
         if layer not in self.layers:
             shape = (k.shape[0], k.shape[1], self.length, k.shape[3])
             self.layers[layer] = (k.new_zeros(shape), v.new_zeros(shape))
@@ -38,13 +38,14 @@ class KVCache:
 def attention_inputs(
     tokens: Tensor, positions: Tensor, cache: KVCache | None, separator: int | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The positions that are encoded, and the additive attention mask (B, 1, T, S) in `dtype`.
+    """Return the positions to encode, and the additive attention mask (B, 1, T, S) in `dtype`.
 
-    tokens: (B, T) ids; positions: (B, T), or (T,) without a cache, their places in the row.
+    tokens: (B, T) ids; positions: (B, T), or (T,) without a cache, the places of the tokens in their row; separator:
+    the id of the token that begins each document.
 
-    Without a separator, a token attends to all earlier tokens of its row. With one, which is the id of the token that
-    begins each document, it attends to the earlier tokens of its own document alone, and positions start anew at each
-    document. If a row begins inside a document, the rest of that document has the positions of a row's beginning.
+    Without a separator, a token attends to itself and to all earlier tokens of its row. With a separator, a token
+    attends to itself and to the earlier tokens of its document alone, and positions start anew at each document. The
+    rest of a document counts positions from the beginning of the row, if the row begins inside the document.
     """
     keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)  # (..., S)
     if separator is None:
@@ -56,7 +57,7 @@ def attention_inputs(
 
 
 def _document_starts(marks: Tensor, positions: Tensor, cache: KVCache | None) -> Tensor:
-    """The positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
+    """Return the positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
 
     marks: (B, T), the position of each token that begins a document, and 0 for all other tokens.
     """
@@ -71,5 +72,5 @@ def _document_starts(marks: Tensor, positions: Tensor, cache: KVCache | None) ->
 
 
 def _additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """hidden: (B, T, S), whether a key is hidden from a query. Returns (B, 1, T, S): -inf where it is, else 0."""
+    """Return -inf where a key is hidden from a query, else 0: (B, 1, T, S). hidden: (B, T, S), of truth values."""
     return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)

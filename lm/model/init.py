@@ -13,19 +13,19 @@ from lm.errors import UserError
 if TYPE_CHECKING:
     from lm.model.transformer import Attention, Transformer
 
-COMMON_NORM = 0.5  # the common component of an embedding, as a fraction of the embedding's norm
-RANDOM_FRACTION = 0.2  # of the random initial values of queries and keys that is kept
+COMMON_NORM = 0.5  # norm of the common component of an embedding, as a fraction of the norm of the embedding
+RANDOM_FRACTION = 0.2  # fraction of the random initial values of queries and keys that is kept
 
 
 def named_seed(seed: int, *names: object) -> int:
-    """A 63-bit seed that depends on its arguments alone, not on the machine or on earlier draws."""
+    """Return a 63-bit seed that depends on the arguments alone, not on the machine or on earlier draws."""
     digest = hashlib.sha256(repr((seed, *map(str, names))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 @torch.no_grad()
 def initialise(net: "Transformer", seed: int) -> None:
-    """Draw the parameters of every module anew, by its `reset_parameters`, from a generator of its own.
+    """Draw the parameters of every module anew by `reset_parameters`, each module with its own seed.
 
     A module without `reset_parameters` keeps the values of its constructor.
     """
@@ -43,19 +43,20 @@ def initialise(net: "Transformer", seed: int) -> None:
 
 
 def _initialise_previous_token_heads(net: "Transformer", direction: Tensor) -> None:
-    """Before any training, let head i of the first `previous_token_init` blocks attend to the token i positions back.
+    """Let head i of the first `previous_token_init` blocks attend to the token i positions back, before any training.
 
     In a short training, small models spend many steps on learning that the last few tokens matter most. Every embedding
-    gets a component along one common `direction` (D,), of norm 1. The query and key weights map it to one vector, and
-    the query's copy is rotated as by RoPE, by -i positions, so that the score is highest i tokens back. Only the
-    initial values differ (cf. mimetic initialisation, Trockman and Kolter, 2023): all weights are trained as usual.
+    gets a component along one common `direction` (D,), of norm 1. The query and key weights map this direction to one
+    vector. The query weight rotates the vector as RoPE does, by -i positions, so that the score is highest i tokens
+    back. Only the initial values differ (cf. mimetic initialisation, Trockman and Kolter, 2023): training trains all
+    weights as usual.
     """
     net.embed.weight.add_(COMMON_NORM * net.embed.std * math.sqrt(len(direction)) * direction)
     for block in net.blocks[: net.config.previous_token_init]:
         attn = cast("Attention", block.attn)
         queries, keys = _weight(attn.q_proj), _weight(attn.k_proj)  # (H*K, D), (n_kv_heads*K, D)
         key = torch.full((1, 1, 1, attn.head_dim), attn.head_dim**-0.5)
-        key[..., ::2] *= -1  # so that its mean is 0: a LayerNorm of queries and keys would remove any other mean
+        key[..., ::2] *= -1  # the mean becomes 0: a LayerNorm of queries and keys would remove any other mean
         for lag, weight in enumerate(torch.split(queries, attn.head_dim), 1):
             _map_direction(weight, direction, net.position.rotation(torch.tensor([-lag]))(key).flatten())
         for weight in torch.split(keys, attn.head_dim):
@@ -63,7 +64,7 @@ def _initialise_previous_token_heads(net: "Transformer", direction: Tensor) -> N
 
 
 def _map_direction(weight: Tensor, direction: Tensor, output: Tensor) -> None:
-    """Let a head's weight (K, D) map `direction` (D,) approximately to `output` (K,) times the norm of the weight."""
+    """Let the weight (K, D) of a head map `direction` (D,) approximately to `output` (K,) times the weight's norm."""
     weight.copy_(RANDOM_FRACTION * weight + weight.norm() * torch.outer(output, direction))
 
 
@@ -77,7 +78,8 @@ def _weight(projection: nn.Module) -> Tensor:
 def _scale_residual_projections(net: "Transformer") -> None:
     """Multiply o_proj and down_proj by model.residual_scale.
 
-    The default is 1/sqrt(2 n_layers) as in GPT-2: the residual stream's variance then does not grow with depth.
+    The default is 1/sqrt(2 n_layers) as in GPT-2. With this scale, the variance of the residual stream does not grow
+    with depth.
     """
     scale = net.config.residual_scale
     if scale is None:
@@ -85,9 +87,9 @@ def _scale_residual_projections(net: "Transformer") -> None:
     for name, module in net.blocks.named_modules():
         if name.endswith(("o_proj", "down_proj")):
             direct, nested = (list(module.parameters(recurse)) for recurse in (False, True))
-            # a matrix of the module itself, for in one with an adapter the nested ones are the adapter's
+            # matrices of the module itself come first, because nested matrices may belong to an adapter
             matrices = [p for p in direct if p.ndim == 2] or [p for p in nested if p.ndim == 2]
             if not matrices and scale != 1:
                 raise UserError(f"model.linear={net.config.linear}: has no matrix; add model.residual_scale=1")
-            for matrix in matrices[-1:]:  # a class may factorise its matrix: scaling the last factor scales it
+            for matrix in matrices[-1:]:  # a class may factorise its matrix: the last factor scales the product
                 matrix.mul_(scale)

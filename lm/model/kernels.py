@@ -1,6 +1,6 @@
-"""RMSNorm, which trains faster on a CPU than torch's own.
+"""RMSNorm, faster in training on a CPU than the RMSNorm of torch.
 
-Anywhere else (a GPU, torch.compile, double precision) it is torch's own.
+Anywhere else (a GPU, torch.compile, double precision) `rms_norm` calls the RMSNorm of torch.
 """
 
 import math
@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension. x: (..., D); weight: (D,); returns (..., D)."""
+    """Return x / sqrt(mean(x²) + eps) * weight over the last dimension, (..., D). x: (..., D); weight: (D,)."""
     if not x.is_cpu or x.dtype == torch.float64 or torch.compiler.is_compiling():
-        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # needs one dtype, also under autocast
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # F.rms_norm needs one dtype, also under autocast
     constants = _constants(x.shape[-1], eps)
     if torch.is_grad_enabled():
         y: Tensor = _RMSNorm.apply(x, weight, *constants)  # type: ignore[no-untyped-call]
@@ -27,13 +27,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _constants(width: int, eps: float) -> tuple[Tensor, Tensor]:
-    """sqrt(D) and sqrt(D eps), as tensors, which need no conversion in each call."""
+    """Return sqrt(D) and sqrt(D eps) as tensors, because tensors need no conversion in each call."""
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     return torch.tensor(math.sqrt(width), **options), torch.tensor(math.sqrt(width * eps), **options)
 
 
 def _inverse_rms(x: Tensor, sqrt_dim: Tensor, sqrt_dim_eps: Tensor) -> Tensor:
-    """(..., D) to (..., 1)."""
+    """Return the inverse RMS of `x` (..., D) over the last dimension, (..., 1)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     return sqrt_dim / norm.hypot_(sqrt_dim_eps)
 
@@ -44,10 +44,10 @@ def _scale(x: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm with an explicit backward pass, which reads and writes fewer tensors than that of autograd.
+    """RMSNorm with an explicit backward pass that reads and writes fewer tensors than autograd.
 
     y = w u, where u = r x and r is the inverse RMS. With g = dL/dy: dL/dw = sum(g u) over all rows, and in each row
-    dL/dx = r (g w - u mean(g w u)). It has no second derivative.
+    dL/dx = r (g w - u mean(g w u)). This function has no second derivative.
     """
 
     @staticmethod

@@ -14,9 +14,9 @@ from lm.registry import load
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias` on the last dimension.
+    """Return `x @ weight.T + bias` on the last dimension: (..., out_features).
 
-    x: (..., in_features); weight: (out_features, in_features); bias: (out_features,); returns (..., out_features).
+    x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
     Raises ValueError if the last dimension of `x` is not in_features.
 
     >>> linear(torch.tensor([1.0, 2, 3, 4]), torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]]))
@@ -28,11 +28,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Module):
-    """An affine map of the last dimension. With the same random state it has the same parameters as `torch.nn.Linear`.
+    """An affine map of the last dimension, with the parameters of `torch.nn.Linear` from the same random state.
 
-    The weight is stored as (out_features, in_features). Weight and bias are initialised uniformly in
-    +-1/sqrt(in_features): Kaiming's formula with a = sqrt(5), which is not He's initialisation for ReLU (whose bound
-    is wider by sqrt(6)).
+    The weight has the shape (out_features, in_features). Weight and bias begin uniformly in +-1/sqrt(in_features):
+    Kaiming's formula with a = sqrt(5). The bound of He's initialisation for ReLU is wider by sqrt(6).
 
     >>> Linear(2, 3)(torch.zeros(4, 5, 2)).shape
     torch.Size([4, 5, 3])
@@ -66,7 +65,7 @@ class Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-# A setting of model.linear -> the class. The lab's class is named as text and imported when it is chosen.
+# A setting of model.linear -> the class. A class of the lab is named as text and imported if it is chosen.
 LINEARS: dict[str, Callable[..., nn.Module] | str] = {
     "linear": Linear,
     "lora": "lm.lab.lora.LoRALinear",
@@ -86,5 +85,5 @@ def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter of this name is one of an adapter."""
+    """Return whether the parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name

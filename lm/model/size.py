@@ -11,11 +11,11 @@ from lm.config import foreign_classes
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 
-ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # the others are in the blocks
+ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # all others are in the blocks
 
 
 def role(name: str) -> str:
-    """The role of a parameter by its name: embedding, position, attention, ffn, norm, head or adapter."""
+    """Return the role of a parameter by its name: embedding, position, attention, ffn, norm, head or adapter."""
     if is_adapter(name):
         return "adapter"
     first, *rest = name.split(".")
@@ -27,7 +27,7 @@ def role(name: str) -> str:
 
 
 def n_params_by_role(net: nn.Module) -> dict[str, int]:
-    """The number of parameters of each role; each tensor counts once."""
+    """Return the number of parameters of each role. Each tensor counts once."""
     counts: Counter[str] = Counter()
     for name, parameter in net.named_parameters():
         counts[role(name)] += parameter.numel()
@@ -43,17 +43,18 @@ def n_params_trained(net: nn.Module) -> int:
 
 
 def flops_per_token(net: Transformer) -> int:
-    """Floating-point operations of the forward and backward pass per token of a full window, without the optimizer's.
+    """Return the floating-point operations of the forward and backward pass per token of a full window.
 
-    torch counts them on a model of the same configuration on the meta device, which holds no values, so any variant
-    and any linear class is covered. Attention counts in full, as if no position were masked.
+    The operations of the optimizer do not count. torch counts on a model of the same configuration, so the count covers
+    any variant and any linear class. This model is on the meta device and holds no values, or on the CPU if a class of
+    the user looks at values. Attention counts in full, as if no position were masked.
     """
     try:
         return _count_flops(net, "meta")
     except Exception:
         if not foreign_classes(net.config):
             raise
-        return _count_flops(net, "cpu")  # a class of the user's own may look at values
+        return _count_flops(net, "cpu")  # a class of the user may look at values
 
 
 def _count_flops(net: Transformer, device: str) -> int:

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: token ids in, raw logits out. Norms, positions, attention, FFN, block, model, in order.
+"""A decoder-only transformer: token ids in, raw logits out. In order: norms, positions, attention, FFN, block, model.
 
 Shapes, here and in the files beside this one: B batch size, T sequence length, S number of keys, D d_model, H number of
 heads (n_kv_heads for keys and values), K head_dim, V vocabulary size.
@@ -18,15 +18,15 @@ from lm.config import HeadConfig, ModelConfig
 from lm.model.cache import KVCache, attention_inputs
 from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
-from lm.model.kernels import rms_norm  # F.rms_norm, faster on a CPU
+from lm.model.kernels import rms_norm  # equals F.rms_norm, faster on a CPU
 from lm.model.linear import is_adapter, projection
-from lm.model.user_class import construct  # a class of the user's own, by its dotted path
+from lm.model.user_class import construct  # an object of a class of the user
 
 # --- norms
 
 
 class RMSNorm(nn.RMSNorm):
-    """Scale to unit root mean square (Zhang and Sennrich, 2019): x / sqrt(mean(x²) + eps), times a weight; no bias."""
+    """The norm x / sqrt(mean(x²) + eps) times a weight (Zhang and Sennrich, 2019): unit root mean square, no bias."""
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__(width, eps=eps)
@@ -44,7 +44,7 @@ NORMS: dict[str, Callable[[int, ModelConfig], nn.Module]] = {
 
 
 def build_norm(width: int, config: ModelConfig) -> nn.Module:
-    """The norm that model.norm names. A class of the user's own is called as cls(width, eps=...)."""
+    """Return the norm that model.norm names. Call a class of the user as cls(width, eps=...)."""
     if config.norm in NORMS:
         return NORMS[config.norm](width, config)
     module: nn.Module = construct("model.norm", config.norm, width, eps=config.norm_eps)
@@ -59,15 +59,15 @@ Rotation = Callable[[Tensor], Tensor]  # (B, H, T, K) to (B, H, T, K)
 class NoPosition(nn.Module):
     """No position encoding: the causal mask is the only source of order (Haviv et al., 2022).
 
-    An encoding is a subclass. It defines `embed`, which adds to the input of the first block, or `rotation`, which
-    gives the function that rotates queries and keys in every layer. `seq_len` is the longest context.
+    An encoding is a subclass. The subclass defines `embed` to add to the input of the first block, or `rotation` to
+    give the function that rotates queries and keys in every layer. `seq_len` is the longest context.
     """
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
         super().__init__()
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: (B, T, D); positions: (B, T) or (T,), from 0."""
+        """Return the input of the first block, (B, T, D). x: (B, T, D); positions: (B, T) or (T,), from 0."""
         return x
 
     def rotation(self, positions: Tensor) -> Rotation:
@@ -89,11 +89,11 @@ class Learned(NoPosition):
 
 
 class RoPE(NoPosition):
-    """Rotary position embedding (Su et al., 2021): rotates coordinates (i, i + K/2) by position * theta^(-2i/K).
+    """Rotary position embedding (Su et al., 2021): a rotation of coordinates (i, i + K/2) by position * theta^(-2i/K).
 
     rope_scaling=[factor, low, high, context] extends a model trained on windows of `context` tokens as Llama 3 does
-    (Grattafiori et al., 2024): frequencies of fewer than `low` periods in such a window are divided by `factor`, those
-    of more than `high` stay, and those between are interpolated.
+    (Grattafiori et al., 2024). This divides frequencies of fewer than `low` periods in such a window by `factor`, keeps
+    frequencies of more than `high` periods, and interpolates the frequencies between.
     """
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
@@ -101,7 +101,7 @@ class RoPE(NoPosition):
         self.head_dim, self.theta, self.scaling = config.head_dim, config.rope_theta, config.rope_scaling
 
     def frequencies(self, device: torch.device) -> Tensor:
-        """In radians per position: (K/2,)."""
+        """Return the frequencies in radians per position: (K/2,)."""
         steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)  # (K/2,)
         frequencies = 1.0 / self.theta ** (steps / self.head_dim)
         if self.scaling is None:
@@ -129,7 +129,7 @@ POSITIONS: dict[str, type[NoPosition]] = {"rope": RoPE, "learned": Learned, "non
 
 
 class Context(NamedTuple):
-    """What all layers share in one forward pass."""
+    """Values that all layers share in one forward pass."""
 
     positions: Tensor  # (T,) or (B, T)
     rotate: Rotation
@@ -140,7 +140,7 @@ class Context(NamedTuple):
 class Attention(nn.Module):
     """Causal self-attention, (B, T, D) to (B, T, D) (Vaswani et al., 2017).
 
-    By n_kv_heads it is multi-head, grouped-query (Ainslie et al., 2023) or multi-query attention.
+    n_kv_heads makes the attention multi-head, grouped-query (Ainslie et al., 2023) or multi-query.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -190,13 +190,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # the exact form, with erf (Hendrycks and Gimpel, 2016)
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # as GPT-2 has it
     "silu": F.silu,  # x times sigmoid(x) (Elfwing et al., 2017)
-    "swiglu": F.silu,  # of the gate (Shazeer, 2020)
+    "swiglu": F.silu,  # activation of the gate (Shazeer, 2020)
 }
-GATED = ("swiglu",)  # these have three matrices, so d_ff is usually 2/3 as large
+GATED = ("swiglu",)  # a gated FFN has three matrices, so d_ff is usually 2/3 as large
 
 
 class FFN(nn.Module):
-    """Up-project to d_ff, activate, down-project; with a gate, the up-projection times the activated gate."""
+    """A network up to d_ff and down: down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a gate."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -219,12 +219,12 @@ class FFN(nn.Module):
 
 
 def _dropout(config: ModelConfig) -> nn.Module:
-    """nn.Dropout, or nn.Identity at p = 0: when decoding, module calls cost more than arithmetic."""
+    """Return nn.Dropout, or nn.Identity at p = 0, because module calls cost more than arithmetic in decoding."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)): pre-norm (Xiong et al., 2020). (B, T, D) to (B, T, D)."""
+    """A pre-norm block (Xiong et al., 2020), (B, T, D) to (B, T, D): x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -240,9 +240,9 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """norm(x + attention(x)), then norm(x + ffn(x)): post-norm (Vaswani et al., 2017). (B, T, D) to (B, T, D).
+    """A post-norm block (Vaswani et al., 2017), (B, T, D) to (B, T, D): norm(x + attention(x)), then norm(x + ffn(x)).
 
-    The model's final norm stays, so that both orders have the same parameters. Initially it changes nothing.
+    The model keeps its final norm, so both orders have the same parameters. Initially the final norm changes nothing.
     """
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -258,8 +258,9 @@ class Transformer(nn.Module):
 
     `document_separator` is the id of the token that begins each document, if attention must not cross documents.
 
-    Every parameter is drawn from a generator keyed by (seed, module name), so two models that differ in one part have
-    equal values in all others: with a tied and with an untied head, for example, the blocks are equal bit for bit.
+    A generator with a seed of (seed, module name) draws every parameter, so two models that differ in one part have
+    equal values in all other parts. For example, the blocks of a model are equal bit for bit with a tied and with an
+    untied head.
 
     >>> net = Transformer(ModelConfig(d_model=32, n_heads=2, d_ff=64), HeadConfig(), vocab_size=97, seq_len=16)
     >>> net(torch.zeros(1, 5, dtype=torch.long)).shape
@@ -302,10 +303,10 @@ class Transformer(nn.Module):
                 parameter.requires_grad_(is_adapter(name))  # only adapters train
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """tokens: (B, T) ids; returns the final hidden states (B, T, D), which the head turns into logits.
+        """Return the final hidden states (B, T, D) of tokens (B, T). The head turns hidden states into logits.
 
-        With a cache, `positions` (B, T) are the tokens' positions in their rows, and the tokens also attend to what the
-        cache holds. Raises ValueError if T is more than the model's seq_len.
+        With a cache, `positions` (B, T) are the positions of the tokens in their rows, and the tokens also attend to
+        the content of the cache. Raises ValueError if T is more than the seq_len of the model.
         """
         if tokens.shape[1] > self.seq_len:
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
@@ -321,14 +322,14 @@ class Transformer(nn.Module):
         return self.norm(x)  # (B, T, D)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """tokens: (B, T) ids; returns raw logits (B, T, V). The arguments are those of `hidden_states`."""
+        """Return the raw logits (B, T, V) of tokens (B, T). `hidden_states` has the same arguments."""
         return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)  # (B, T, V)
 
 
 def enable_activation_checkpointing(net: Transformer) -> None:
     """Let each block keep only its input and recompute the rest in the backward pass (Chen et al., 2016).
 
-    The gradients are equal, dropout included; a training step takes a third more FLOPs.
+    The gradients are equal, dropout included. A training step takes a third more FLOPs.
     """
     for block in net.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""Classes of the user's own, which a setting of the model names by their dotted path."""
+"""Classes of the user, each named by its dotted path in a setting of the model."""
 
 import importlib
 import os
@@ -13,9 +13,9 @@ from lm.errors import UserError
 
 
 def import_class(key: str, path: str) -> type[nn.Module]:
-    """Import the class at the dotted path that the setting `key` names, such as `torch.nn.Linear`.
+    """Return the class at the dotted path that the setting `key` names, such as `torch.nn.Linear`.
 
-    The current folder is searched last. Raises UserError if the path leads to no nn.Module.
+    Search the current folder last. Raises UserError if the path leads to no subclass of nn.Module.
     """
     module, _, name = path.rpartition(".")
     if not {"", os.getcwd()} & {*sys.path}:
@@ -30,7 +30,7 @@ def import_class(key: str, path: str) -> type[nn.Module]:
 
 
 def construct(key: str, path: str, *args: Any, **options: Any) -> nn.Module:
-    """Build an object of the class that the setting `key` names. Raises UserError with the error of the class."""
+    """Return an object of the class that the setting `key` names. Raises UserError with the error of the class."""
     cls = import_class(key, path)
     try:
         return cls(*args, **options)
@@ -43,8 +43,8 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> nn.Module:
 def check_classes(config: ModelConfig, classes: Sequence[type | str]) -> None:
     """Raise UserError if the settings of a model folder name a class that is not among `classes`.
 
-    Importing a module runs its code, so the word of a folder imports nothing. A class is compared by its module and
-    qualified name, or by the name under which a module that is already imported holds it.
+    Import nothing, because the import of a module runs its code. A path matches a class by the module and qualified
+    name of the class, or by the name under which an imported module holds the class.
     """
     named = foreign_classes(config)
     if any(not _is_among(path, classes) for path in named.values()):

@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.errors import require
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the control group, as containers have one
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # file of the control group: a container has such a group
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
 def cores() -> int:
-    """The number of cores that this process may use: its affinity, and the quota of its control group."""
+    """Return the number of cores that this process may use, by its affinity and the quota of its control group."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # "max 100000", or microseconds of CPU time in each period
         quota, period = CPU_QUOTA.read_text().split()
@@ -28,7 +28,7 @@ def cores() -> int:
 
 @cache
 def cpu_name() -> str:
-    """The model of the CPU, as the system calls it."""
+    """Return the model of the CPU, as the system names it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -37,9 +37,10 @@ def cpu_name() -> str:
 
 
 def count_threads(threads: int | None) -> int:
-    """The number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
+    """Return the number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    Raises UserError if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
+    Raises UserError if this is not a number from 1 to 8 times the number of cores: with many more threads, torch stalls
+    or crashes.
     """
     text, limit = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0], 8 * cores()
     key = "threads" if threads else "OMP_NUM_THREADS"
@@ -48,13 +49,13 @@ def count_threads(threads: int | None) -> int:
 
 
 def busy() -> str:
-    """That other programs share the cores, to be said beside a measured time; empty if they do not."""
+    """Return a clause that says that other programs share the cores, or an empty text."""
     load = os.getloadavg()[0]
     return f", while it was busy (a load of {load:.0f} on {cores()} cores)" if load > cores() + 1 else ""
 
 
 def set_threads(threads: int | None) -> int:
-    """Let torch use `count_threads(threads)` threads; returns the number.
+    """Let torch use `count_threads(threads)` threads. Return this number.
 
     On a CPU, results are equal bit for bit only for the same number of threads.
     """
@@ -64,16 +65,16 @@ def set_threads(threads: int | None) -> int:
 
 
 def best_device() -> str:
-    """cuda, mps or cpu: the first that is available."""
+    """Return the first available device: cuda, mps or cpu."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 @cache
 def has_native_bf16(device: str) -> bool:
-    """Whether the device multiplies bf16 matrices faster than fp32: GPUs from Ampere on, and CPUs with AMX.
+    """Return whether the device multiplies bf16 matrices faster than fp32: GPUs from Ampere on, and CPUs with AMX.
 
-    AVX-512 BF16 alone counts where the CPU is not Intel's: a GEMM by it takes 1.7 times as long as in fp32 on Intel's
-    (where AMX is switched off). Other CPUs emulate bf16. On MPS it was not measured.
+    AVX-512 BF16 alone counts if the CPU is not from Intel. On a CPU from Intel (with AMX switched off), a GEMM with
+    AVX-512 BF16 takes 1.7 times as long as a GEMM in fp32. Other CPUs emulate bf16. MPS was not measured.
     """
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -85,13 +86,13 @@ def has_native_bf16(device: str) -> bool:
 
 
 def is_mixed(precision: object) -> bool:
-    """Whether Lightning's name of a precision means matmuls in bf16."""
+    """Return whether Lightning's name of a precision means matmuls in bf16."""
     return str(precision).startswith("bf16")
 
 
 @contextmanager
 def fast_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
-    """A context in which attention runs as plain matmuls where that is faster: in bf16 on a CPU, for short contexts."""
+    """Run attention as plain matmuls inside this context if they are faster: in bf16 on a CPU, for short contexts."""
     if device != "cpu" or not mixed or seq_len > MAX_FAST_SEQ_LEN:
         yield
         return
@@ -107,7 +108,7 @@ def fast_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the generators of `device` and of the CPU.
 
-    torch.manual_seed seeds every kind of device, and for each that is absent it formats a stack trace, which takes
+    torch.manual_seed seeds every kind of device. For each absent kind, torch.manual_seed formats a stack trace, for
     about three milliseconds.
     """
     torch.default_generator.manual_seed(seed)

@@ -19,15 +19,15 @@ from typing import IO, Any
 import yaml
 
 PARTIAL = ".partial-"  # beginning of the name of a temporary file
-ABANDONED_SECONDS = 24 * 3600.0  # after which nobody writes to a temporary folder of a cache any more
+ABANDONED_SECONDS = 24 * 3600.0  # time after which nobody writes to a temporary folder of a cache any more
 LOCK = ".lock"  # in a folder of a run or an ablation; the kernel keeps it
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which appears under its name at the end of the context, or not at all on an error.
+    """Yield a file to write to. The file appears under its name at the end of the context, or not at all on an error.
 
-    It is written under a temporary name beside it, synced to disk, then renamed.
+    Write the file under a temporary name in the same folder, sync the file to disk, then rename it.
     """
     temporary = path.with_name(f"{PARTIAL}{uuid.uuid4().hex[:12]}-{path.name[:100]}")
     try:
@@ -37,20 +37,20 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
-    except OSError as error:  # for example a full disk: name the final path
-        if type(error) is OSError and error.errno is None:  # numpy has written less than it was to
+    except OSError as error:  # for example a full disk: the error names the final path
+        if type(error) is OSError and error.errno is None:  # numpy has written less than it had to write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first one
+        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first error
             temporary.unlink()
 
 
 def sync_folder(path: Path) -> None:
-    """Sync a folder, so that a rename inside it survives a power failure."""
+    """Sync a folder, so that a rename inside the folder survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some file systems cannot; what the file holds is synced already
+        with suppress(OSError):  # some file systems cannot; the content of the file is synced already
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -58,9 +58,9 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """An empty folder inside of a cache, for what is renamed into place when it is whole.
+    """Yield an empty folder inside a cache, for files that the caller renames into place when they are whole.
 
-    Folders that killed processes left more than a day ago are removed.
+    Remove folders that killed processes left more than a day ago.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob("*.partial"):
@@ -72,20 +72,20 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the temporary files that killed processes left in a folder whose lock the caller holds.
+    """Delete the temporary files that killed processes left in a folder. The caller holds the lock of the folder.
 
-    Files in a folder below whose own lock is held, such as that of a run, are left to that process.
+    Leave the files in a folder below, such as the folder of a run, if a process holds the lock of that folder.
     """
     for path in folder.rglob(f"{PARTIAL}*"):
         below = path.relative_to(folder).parents
         if not any(_is_locked(folder / parent / LOCK) for parent in below if parent != Path()):
-            with suppress(OSError):  # it may be renamed by now
+            with suppress(OSError):  # the file may be renamed by now
                 path.unlink()
 
 
 def _is_locked(lock: Path) -> bool:
-    """Whether a process holds a lock, which the kernel takes away when the process ends."""
-    with suppress(OSError), open(lock, "r+b") as file:  # there is none, or the file system has no locks
+    """Return whether a process holds a lock. The kernel releases the lock when the process ends."""
+    with suppress(OSError), open(lock, "r+b") as file:  # there is no lock, or the file system has no locks
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,12 +110,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ValueError if the file holds anything else."""
+    """Return the JSON object in a file. Raises ValueError if the file holds anything else."""
     return _mapping(json.loads(path.read_bytes()))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping of a YAML file. Raises ValueError if the file holds anything else."""
+    """Return the mapping in a YAML file. Raises ValueError if the file holds anything else."""
     try:  # the loader in C is ten times as fast
         return _mapping(yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError as error:
@@ -129,11 +129,14 @@ def _mapping(content: Any) -> dict[str, Any]:
 
 
 def read_csv(path: Path, whole: bool = True) -> list[dict[str, str]]:
-    """The rows of a file, by its columns. One that broke off raises ValueError, or is left out if not `whole`."""
+    """Return the rows of a CSV file, by its columns.
+
+    Raises ValueError for a row that broke off. Leave such a row out if not `whole`.
+    """
     with open(path, encoding="utf-8", newline="") as file:
         text = file.read()
     if not whole:
-        text = text[: text.rfind("\n") + 1]  # a line without an end may have all its cells, the last one cut off
+        text = text[: text.rfind("\n") + 1]  # a line without an end may have all its cells, with the last cell cut off
     rows = [*csv.DictReader(io.StringIO(text))]
     broken = [number for number, row in enumerate(rows, start=2) if None in (*row, *row.values())]
     if whole and (broken or not text.endswith(("\n", "\r"))):
@@ -142,7 +145,7 @@ def read_csv(path: Path, whole: bool = True) -> list[dict[str, str]]:
 
 
 def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """With these columns first, then every other that a row has; what a row does not have is empty."""
+    """Return rows as CSV: these columns first, then every further column of a row. A missing cell is empty."""
     buffer, columns = io.StringIO(), dict.fromkeys([*first, *(key for row in rows for key in row)])
     writer = csv.DictWriter(buffer, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
@@ -156,5 +159,5 @@ def sha256(path: Path) -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """The SHA-256 of a value as JSON with sorted keys."""
+    """Return the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

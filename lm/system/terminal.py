@@ -1,5 +1,5 @@
-"""Text for a terminal: tables, values as they are typed, and nothing that would steer it; which process prints, and
-which signal of several is impatience.
+"""Text for a terminal: tables, values as a user types them, and nothing that would steer the terminal; which process
+prints, and which signal of several is impatience.
 """
 
 import logging
@@ -20,21 +20,21 @@ from lm.errors import without_secrets
 NO_VALUE = "-"
 # Format characters that show a text in another order, or hide it: embeddings, overrides, isolates, tags.
 STEERING = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-LONG = 12  # digits that are not read any more
-SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
+LONG = 12  # number of digits that nobody reads any more
+SHUTDOWN_SECONDS = 2.0  # time in which all signals of one shutdown arrive
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equal length as aligned columns."""
+    """Return rows of equal length as aligned columns."""
     shown = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
 
 def printable(text: str) -> str:
-    """The text with what would steer a terminal written as an escape. Tabs and line breaks stay.
+    """Return the text with an escape for each character that would steer a terminal. Tabs and line breaks stay.
 
-    So do the spaces and joiners that are letters of a language, such as the ideographic space.
+    Spaces and joiners that are letters of a language, such as the ideographic space, stay too.
 
     >>> printable("a" + chr(27) + "[31m" + chr(13))
     'a\\\\x1b[31m\\\\r'
@@ -52,9 +52,10 @@ def _is_harmless(character: str) -> bool:
 
 
 class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access.
+    """A handler of messages with names and addresses from outside.
 
-    On a terminal they are wrapped between words, above a progress bar if there is one.
+    A name must not steer a terminal, and an address may give access. On a terminal, the handler wraps messages between
+    words and prints them above a progress bar, if there is a bar.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -67,9 +68,10 @@ class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def wrapped(text: str, first: str = "", rest: str = "", whole: bool = True) -> str:
-    """Each line of a text as lines that fit the terminal, or 80 columns: the first with `first` before it, then `rest`.
+    """Return each line of a text as lines that fit the terminal, or 80 columns if its width is unknown.
 
-    Words that are longer stay whole, so that a path or a command can be copied.
+    `first` stands before the first of these lines, `rest` before each further line. With `whole`, longer words stay
+    whole, so that a user can copy a path or a command.
     """
     width = shutil.get_terminal_size().columns - 1
     wrapper = textwrap.TextWrapper(width, first, rest, break_long_words=not whole, break_on_hyphens=False)
@@ -81,13 +83,13 @@ def open_bars() -> list[Any]:
 
 
 def close_bars() -> None:
-    """Close what an error has left open: what is printed next would stand on its line."""
+    """Close the progress bars that an error has left open: the next print would stand on the line of a bar."""
     for bar in open_bars():
         bar.close()
 
 
 def to_override_value(value: Any) -> str:
-    """A value as it is typed on a command line.
+    """Return a value as a user types it on a command line.
 
     >>> to_override_value([0.9, 0.95]), to_override_value(True), to_override_value(None)
     ('[0.9,0.95]', 'true', 'null')
@@ -98,7 +100,7 @@ def to_override_value(value: Any) -> str:
 
 
 def signed(value: float | None, digits: int) -> str:
-    """A difference.
+    """Return a difference with its sign and so many decimals.
 
     >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
     ('+0.012', '+0.000', '-', '+1e-20')
@@ -107,14 +109,14 @@ def signed(value: float | None, digits: int) -> str:
 
 
 def fixed(value: float | None, digits: int, sign: str = "") -> str:
-    """With so many decimals; with an exponent where these are many, or the number is long."""
-    if value is None or value != value:  # pandas has NaN for what is not there
+    """Return a number with so many decimals, or with an exponent if the decimals are many or the number is long."""
+    if value is None or value != value:  # pandas has NaN for a missing value
         return NO_VALUE
     return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def duration(seconds: float) -> str:
-    """A length of time as a person would say it.
+    """Return a length of time as a person would say it.
 
     >>> duration(40), duration(400), duration(40000)
     ('40 s', '7 min', '11.1 h')
@@ -125,18 +127,18 @@ def duration(seconds: float) -> str:
 
 
 def is_impatient(signum: int, seconds: float) -> bool:
-    """Whether a signal that comes so many seconds after a first one asks to stop at once, as a second Ctrl-C does.
+    """Return whether a signal so many seconds after a first signal asks to stop at once, as a second Ctrl-C does.
 
-    Others at nearly the same time are one shutdown: systemd, torchrun, Slurm and a closed terminal signal a process by
-    itself and with its group.
+    Other signals at nearly the same time are one shutdown: systemd, torchrun, Slurm and a closed terminal signal a
+    process by itself and with its group.
     """
     return signum == signal.SIGINT or seconds > SHUTDOWN_SECONDS
 
 
 def is_first_process(world_size: int | None = None) -> bool:
-    """Whether this process has the global rank 0, by torchrun, Lightning or Slurm: it alone writes files.
+    """Return whether this process has the global rank 0 by torchrun, Lightning or Slurm. Only rank 0 writes files.
 
-    Of a run in one process (`world_size`) it is the only one, whatever number a launcher of many runs gave it.
+    With `world_size` 1 this process is the only process of its run, whatever number a launcher of many runs gave it.
     """
     if world_size == 1:
         return True

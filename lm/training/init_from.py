@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[str, Any]:
-    """Give `net` the weights that `run.init_from` names; return where they came from, for result.json.
+    """Give `net` the weights that `run.init_from` names. Return where the weights came from, for result.json.
 
-    On the first process the record has the loss on the validation batches of `run` before the first step and, if the
-    head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model
-    or another tokenizer.
+    On the first process the record has the loss on the validation batches of `run` before the first step, and also the
+    loss before the conversion of the head, if the head differs. Raises UserError for other weights than
+    run.init_sha256, another model or another tokenizer.
     """
     assert run.init_from is not None
     base = read_base(run.init_from)
@@ -47,7 +47,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     record["val_loss"] = _val_loss(net, run, data)
     message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
     if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
-        # it has the positions: net took them over
+        # the loaded model has the positions: net took them over
         loaded.seq_len, loaded.document_separator = net.seq_len, net.document_separator
         record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
@@ -56,7 +56,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
 
 
 def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise UserError if a run cannot start from such a model; on the meta device, without weights."""
+    """Raise UserError if a run cannot start from such a model. Check on the meta device, without weights."""
     with torch.device("meta"):
         loaded = Transformer(model, head, vocab_size=vocab_size, seq_len=seq_len)
         net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
@@ -74,10 +74,10 @@ def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
 
 @torch.no_grad()
 def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None) -> None:
-    """Give `net` the weights of a model with the same ModelConfig; its head and its seq_len may differ.
+    """Give `net` the weights of a model with the same ModelConfig. The head and the seq_len may differ.
 
-    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises
-    UserError for a seq_len or a head that cannot be had.
+    Adapters keep their values, because a finished model has no adapters. `rule` is the argument of `convert_head`.
+    Raises UserError if the loaded model cannot give the seq_len or the head of `net`.
     """
     net.blocks.load_state_dict(net.blocks.state_dict() | loaded.blocks.state_dict())
     net.norm.load_state_dict(loaded.norm.state_dict())
@@ -92,10 +92,11 @@ def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None)
 
 
 def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old_head: Head, rule: str | None) -> None:
-    """Set the new embedding and head to compute what the old ones do.
+    """Set the new embedding and head to compute what the old embedding and head compute.
 
-    An untied head does so exactly. A head of one matrix does if the old one had one too; otherwise `rule` says which
-    matrix it begins with: embedding, head or mean. Raises UserError if there is no rule then.
+    An untied head computes exactly the same. A head of one matrix computes the same if the old head had one matrix too.
+    Otherwise `rule` says with which matrix the new head begins: embedding, head or mean. Raises UserError if `rule` is
+    None then.
     """
     same = new_embed.multiplier == old_embed.multiplier
     inputs = old_embed.weight if same else old_embed.matrix() / new_embed.multiplier  # (V, D), for the new embedding

@@ -2,10 +2,11 @@
 
 Both implementations compute the same value and gradients. They differ in memory and time.
 
-A model that reads its text many times becomes overconfident: its loss on other text is lowest if its logits are divided
-by more than 1 (Guo et al., 2017). In training they are divided by the temperature. If that is below 1, the model's own
-logits come out smaller (Agarwala et al., 2020). Scores are of these. With ngram_smoothing a target is no id but
-shares of all tokens: 1 - ngram_smoothing of the one that follows, and the rest as an n-gram model expects.
+A model that reads its text many times becomes overconfident. The loss of such a model on another text is lowest if its
+logits are divided by more than 1 (Guo et al., 2017). Training divides the logits by the temperature. The undivided
+logits come out smaller if the temperature is below 1 (Agarwala et al., 2020). Scores are of the undivided logits. With
+ngram_smoothing a target is shares of all tokens instead of an id: 1 - ngram_smoothing of the token that follows, and
+the rest as an n-gram model expects.
 """
 
 from functools import partial
@@ -24,11 +25,11 @@ HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 CHUNK_ROWS = 512  # rows of logits in memory at a time
 # The vocabulary size from which chunked is faster on a CPU, by precision (`benchmark.py only=[loss]`).
 CHUNKED_FROM_VOCAB_SIZE = {"fp32": 2048, "bf16": 8192}
-cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softmax
+cross_entropy = nn.CrossEntropyLoss()  # takes raw logits, because it contains the softmax
 
 
 def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """All logits (B, T, V) at once."""
+    """Return the loss from all logits (B, T, V) at once."""
     logits = net(tokens) if temperature == 1 else net(tokens) / temperature
     logits = logits.flatten(0, 1)  # (B*T, V)
     loss: Tensor = cross_entropy(logits, targets.flatten(0, 1))  # of tokens (B*T,), or of shares of tokens (B*T, V)
@@ -36,12 +37,13 @@ def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float 
 
 
 def chunked(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Chunked linear cross-entropy: the logits of CHUNK_ROWS rows at a time and their gradient, never (B, T, V).
+    """Return the loss by chunked linear cross-entropy.
 
-    This matmul runs in the precision of the weights, under autocast too.
+    Compute the logits of CHUNK_ROWS rows and their gradient at a time, never all logits (B, T, V). This matmul runs in
+    the precision of the weights, under autocast too.
     """
     x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)  # (B, T, D), (V, D)
-    x = x if temperature == 1 else x / temperature  # as the logits, which are linear in it
+    x = x if temperature == 1 else x / temperature  # the logits are linear in x
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS)
     return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
 
@@ -50,7 +52,7 @@ LOSSES = {"plain": plain, "chunked": chunked}
 
 
 def resolve_loss(run: RunConfig, vocab_size: int) -> str:
-    """The key of LOSSES for the setting `loss` of a run with a device and a precision; auto is the faster one.
+    """Return the key of LOSSES for the setting `loss` of a run with a device and a precision; auto is the faster loss.
 
     Raises UserError if chunked is impossible.
     """
@@ -69,16 +71,16 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 
 
 class LossOf(nn.Module):
-    """A model with the loss of a resolved run, compiled if run.compile.
+    """A model with the loss of a resolved run. torch compiles the loss if run.compile.
 
-    It is what Fabric moves to a device, runs in a precision and wraps for several processes.
+    Fabric moves this module to a device, runs it in a precision and wraps it for several processes.
     """
 
     def __init__(self, net: Transformer, run: RunConfig) -> None:
         super().__init__()
         loss = partial(LOSSES[run.loss], temperature=run.loss_temperature)
         if run.compile:
-            torch.compiler.reset()  # what earlier runs of this process compiled: after eight of one function no more is
+            torch.compiler.reset()  # drop what earlier runs compiled: torch compiles a function eight times at most
         self.net, self.loss = net, torch.compile(loss) if run.compile else loss
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:

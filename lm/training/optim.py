@@ -15,7 +15,7 @@ from lm.system.device import has_native_bf16
 
 
 def lr_factor(step: int, total: float, config: OptimConfig) -> float:
-    """The learning rate at `step` of `total` as a fraction of its peak: a linear warm-up times a decay."""
+    """Return the learning rate at `step` of `total` as a fraction of its peak: a linear warm-up times a decay."""
     warm_up = min(1.0, (step + 1) / (config.warmup_steps + 1))
     length = config.decay_fraction * total
     progress = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
@@ -24,12 +24,12 @@ def lr_factor(step: int, total: float, config: OptimConfig) -> float:
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
-    """The parameters in up to four groups, each with its learning rate and weight decay.
+    """Return the parameters in up to four groups, each group with its learning rate and weight decay.
 
     block_matrices: the 2-D parameters of the transformer blocks, the only group with weight decay; embedding; head;
-    other: norms, biases, learned positions. The embedding and the head have no weight decay whether tied or not. Of a
-    model with adapters, block_matrices are the adapters' matrices, and the other parameters, which do not train, are in
-    no group.
+    other: norms, biases, learned positions. The embedding and the head have no weight decay, tied or not. In a model
+    with adapters, block_matrices are the matrices of the adapters. The other parameters of such a model do not train
+    and are in no group.
     """
     adam_lr = config.lr if config.adam_lr is None else config.adam_lr
     head_lr = adam_lr if head.head_lr_multiplier is None else adam_lr * head.head_lr_multiplier
@@ -54,7 +54,7 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
 
 
 def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
-    """Floating-point operations of the matmuls of one optimizer step: those of Muon; AdamW has none."""
+    """Return the floating-point operations of the matmuls of one optimizer step of Muon. AdamW has no matmul."""
     groups = parameter_groups(net, config, head)
     matrices = (matrix for group in groups if group["name"] == "block_matrices" for matrix in group["params"])
     shapes = [sorted(matrix.shape) for matrix in matrices]
@@ -62,7 +62,7 @@ def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
-    """AdamW (Loshchilov and Hutter, 2017) for all groups, or Muon for the matrices of the blocks."""
+    """Return AdamW (Loshchilov and Hutter, 2017), or Muon for the matrices of the blocks with AdamW for all else."""
     groups, betas = parameter_groups(net, config, head), (config.betas[0], config.betas[1])
     if config.name == "adamw":
         return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
@@ -75,8 +75,8 @@ def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Op
 # --- Muon
 
 # The Newton-Schulz step x -> a x + b (x x^T) x + c (x x^T)^2 x drives all singular values towards 1. It converges
-# fastest with different coefficients in each step: those of Polar Express (Amsel et al., 2025), for singular values
-# above 0.001.
+# fastest with different coefficients in each step: the coefficients of Polar Express (Amsel et al., 2025), for singular
+# values above 0.001.
 COEFFICIENTS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -86,14 +86,14 @@ COEFFICIENTS = (
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
     (1.875, -1.25, 0.375),
 )
-SAFETY = 1.01  # keeps rounding from pushing a singular value out of the range that the coefficients are for
+SAFETY = 1.01  # keeps rounding from pushing a singular value out of the range of the coefficients
 
 
 def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
-    """U V^T, approximately, for each U S V^T of a batch (N, rows, columns) with rows <= columns: matmuls, no SVD."""
+    """Return U V^T, approximately, for each U S V^T of a batch (N, rows, columns), rows <= columns: matmuls, no SVD."""
     x = x / (x.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-7)  # a gradient of zeros stays zero
     coefficients, s = [*COEFFICIENTS[:ns_steps]], SAFETY
-    if ns_steps > 4:  # rounding to bfloat16 lifts singular values above 1, from where undamped steps would raise them
+    if ns_steps > 4:  # rounding to bfloat16 lifts singular values above 1, and undamped steps would raise them further
         coefficients[:-1] = ((a / s, b / s**3, c / s**5) for a, b, c in coefficients[:-1])
     for a, b, c in coefficients:
         gram = x @ x.mT  # (N, rows, rows), on the shorter side: the cheaper of the two products
@@ -102,16 +102,16 @@ def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
 
 
 class Muon(AdamW):
-    """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, fused AdamW for the others.
+    """Muon (Jordan et al., 2024) for the groups with `ns_steps` and `momentum`, fused AdamW for all other groups.
 
     Muon is momentum SGD whose updates are orthogonalised: an update changes a weight matrix by the same amount in every
     direction, instead of mostly along the few directions that dominate its gradient. torch.optim.Muon processes one
-    matrix after another in bfloat16. Here all matrices of one shape share batched matmuls, in bfloat16 where the device
-    has native support for it, else in full precision: on the default model a step takes 0.2 to 0.8 of the time,
+    matrix after another in bfloat16. Here all matrices of one shape share batched matmuls, in bfloat16 if the device
+    supports bfloat16 natively, else in full precision. On the default model a step takes 0.2 to 0.8 of the time,
     depending on the CPU (docs/performance.md, Training).
 
-    Parameters of Muon groups are 2-D; a step sets their gradients to None. Both kinds keep their average of gradients
-    under `exp_avg`.
+    Parameters of Muon groups are 2-D. A step sets the gradients of these parameters to None. Both kinds of groups keep
+    their average of gradients under `exp_avg`.
     """
 
     def __init__(
@@ -151,4 +151,4 @@ class Muon(AdamW):
                 rows, columns = matrix.shape
                 update = update if matrix.shape == shape else update.mT
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-                matrix.grad = None  # AdamW leaves out what has no gradient
+                matrix.grad = None  # AdamW leaves out a parameter without a gradient

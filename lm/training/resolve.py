@@ -19,13 +19,13 @@ from lm.system.device import best_device, count_threads, fast_attention, has_nat
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
 
-TIMED_STEPS = 10  # after the first one, which warms up
+TIMED_STEPS = 10  # after the first step, a warm-up
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     """Return the run with device, precision, threads and loss decided for this machine.
 
-    Raises UserError for what this machine cannot do.
+    Raises UserError if this machine cannot do what the run asks for.
     """
     trainer, name = run.trainer, run.trainer.accelerator
     started = os.environ.get("WORLD_SIZE", "1")
@@ -51,7 +51,7 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
 
 
 def with_steps(run: RunConfig, data: TextData) -> RunConfig:
-    """Return a resolved run whose length is counted in steps alone."""
+    """Return a resolved run with its length in steps alone."""
     steps = run.steps
     if run.trainer.max_epochs is not None:
         steps = math.ceil(run.trainer.max_epochs * len(data.train) / run.tokens_per_step)
@@ -79,8 +79,8 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
 def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[], float]:
     """Return a function that makes an optimizer step on random tokens and returns its seconds.
 
-    The step is of a copy of the model of a resolved run. Its share of the validations is added, in
-    which a forward pass is a third of a step.
+    The step trains a new model of a resolved run. The seconds include the share of the validations of
+    this step: a forward pass of a validation counts as a third of a step.
     """
     device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
     n_micro = run.trainer.accumulate_grad_batches
@@ -115,7 +115,7 @@ def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[
 
 
 def seconds_per_step(run: RunConfig, data: TextData) -> float:
-    """Return the median seconds of TIMED_STEPS steps of a resolved run, after a step that warms up."""
+    """Return the median seconds of TIMED_STEPS steps of a resolved run, after a warm-up step."""
     step = step_timer(run, data.tokenizer.vocab_size, len(data.val))
     step()
     return median(step() for _ in range(TIMED_STEPS))

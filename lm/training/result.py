@@ -1,4 +1,4 @@
-"""What a finished run leaves: result.json, with its scores, its cost, and what is needed to repeat it."""
+"""What a finished run leaves: result.json, with the scores, the cost, and what is needed to repeat the run."""
 
 import platform
 from importlib.metadata import version
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy
 
 
 def cost_of(net: Transformer, run: RunConfig) -> dict[str, Any]:
-    """What a model and its training cost."""
+    """Return what a model and its training cost."""
     return {
         "n_params": n_params(net),
         "n_params_trained": n_params_trained(net),
@@ -38,7 +38,7 @@ def build_result(
     scores: Scores,
     samples: list[dict[str, str]],
 ) -> dict[str, Any]:
-    """The scores and the cost of a run, and what is needed to repeat it."""
+    """Return the scores and the cost of a run, and what is needed to repeat the run."""
     tokens, device = state.step * run.tokens_per_step, run.trainer.accelerator
     return {
         "val_loss": scores.loss,

@@ -1,8 +1,8 @@
 """A run is a directory: its name, its lock, its configuration and its result.
 
-`config.yaml` holds the settings as they were decided when the run began, and beside them
-`requested` (what the machine and the text decided, as it was asked for), the hashes of settings,
-text and tokenizer, and `code` (the version and the hash of the code).
+`config.yaml` holds the settings as they were decided when the run began. Beside them stand
+`requested` (the request for each setting that the machine and the text decided), the hashes of
+settings, text and tokenizer, and `code` (the version and the hash of the code).
 """
 
 import json
@@ -25,19 +25,20 @@ from lm.system.code import code_identity
 from lm.system.files import LOCK, PARTIAL, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
-SAMPLE_TEMPERATURE = 0.8  # of drawn samples, whose seed is the number of their prompt
+SAMPLE_TEMPERATURE = 0.8  # of drawn samples; the seed of a sample is the number of its prompt
 LENGTH = {"trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes"}
 log = logging.getLogger(__name__)
 
 
 class RunLocked(UserError):
-    """Another process is writing to the run's directory."""
+    """A run directory that another process is writing to."""
 
 
 def default_directory(run: RunConfig, config_hash: str) -> Path:
-    """Return runs/NAME. The name describes the run and ends in its hash: the same command finds it.
+    """Return runs/NAME. The name describes the run and ends in its hash: the same command finds the run.
 
-    A run of that hash is found under any name, because its text may have been renamed.
+    Return a directory with that hash under any name if there is one, because its text may have been
+    renamed.
     """
     path = without_secrets(run.data.path).rstrip("/") if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
@@ -61,10 +62,10 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the directory while writing to it. The kernel releases the lock of a killed process.
+        """Lock the directory during this context. The kernel releases the lock of a killed process.
 
-        Raises RunLocked if another process holds the lock, and UserError for a folder of something
-        else. A directory that this call has made is removed if no run began in it.
+        Raises RunLocked if another process holds the lock, and UserError if the folder holds something
+        else. Remove a directory that this call has made, if no run began in the directory.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         lock = filelock.FileLock(self.path / LOCK)
@@ -93,7 +94,7 @@ class RunDirectory:
             lock.release()
 
     def check_is_run(self) -> None:
-        """Raise UserError for a folder that holds something else than a run."""
+        """Raise UserError if the folder holds something else than a run."""
         names = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(PARTIAL)]
         if names and not is_run(self.path):
             raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
@@ -101,7 +102,7 @@ class RunDirectory:
     # --- configuration
 
     def read_config(self) -> dict[str, Any]:
-        """Return the content of config.yaml; {} in the directory of no run. Raises UserError."""
+        """Return the content of config.yaml, or {} if the directory holds no run. Raises UserError."""
         if not self.path.is_dir() or not is_run(self.path):
             return {}
         with reading(self.config):
@@ -116,7 +117,7 @@ class RunDirectory:
     def settings(self) -> dict[str, Any]:
         """Return the settings of the run as they were decided, nested.
 
-        A path of the text that leads nowhere is looked for from the folders above the run.
+        Look for a path of the text from the folders above the run, if the path leads nowhere.
         """
         content = self.read_config()
         with reading(self.config):
@@ -142,7 +143,7 @@ class RunDirectory:
         return replace(run, trainer=replace(run.trainer, **trainer), max_tokens=None, **own)
 
     def check_same_run(self, run: RunConfig, hashes: dict[str, str], ignored: str = "") -> None:
-        """Raise UserError naming what differs if `run` is not the run of this directory."""
+        """Raise UserError with what differs, if `run` is not the run of this directory."""
         saved, settings = self.read_config(), requested_settings(run) | hashes
         keys = [key for key in same_run(saved, settings) if key != ignored]
         if not keys:
@@ -172,10 +173,10 @@ class RunDirectory:
     # --- result
 
     def finished_result(self, run: RunConfig, hashes: dict[str, str] | None = None) -> dict[str, Any] | None:
-        """Return the result of this run, None if the run is not finished. Raises UserError for another run.
+        """Return the result of this run, or None if the run is not finished. Raises UserError for another run.
 
-        Without `hashes` of text and tokenizer, which need the text, the run is shown if it is asked
-        for with the settings of its text: the text may be gone.
+        The hashes of text and tokenizer need the text, and the text may be gone. Without `hashes`,
+        return None if the settings of the text differ.
         """
         if (result := read_result(self.result)) is None:
             return None
@@ -200,7 +201,7 @@ class RunDirectory:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a samples.jsonl, without a line that broke off; [] if there is no file."""
+    """Return the lines of a samples.jsonl, without a line that broke off, or [] if there is no file."""
     rows = []
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         with suppress(json.JSONDecodeError):
@@ -209,7 +210,7 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file of a run, without a row that broke off; [] if there is no file."""
+    """Return the rows of a CSV file of a run, without a row that broke off, or [] if there is no file."""
     try:
         with reading(path):
             return read_csv(path, whole=False)
