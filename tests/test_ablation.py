@@ -495,7 +495,7 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
     assert command("report", "output_dir=undecided", "json=true")[:2] == (0, out)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
     made = instantly(lambda spec: Failure.ERROR if spec.run.seed else 1.0)
     words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]

@@ -85,7 +85,7 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
         assert process.returncode == 0, out
         return out
 
-    line = ("scripts/train.py", "my.txt", *SMALL, "trainer.max_steps=600", "run_dir=run")
+    line = ("scripts/train.py", "my.txt", *SMALL, "trainer.max_steps=200", "run_dir=run")
     process = command(*line)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("run/checkpoints/step-*.ckpt"))) < 2:

@@ -68,7 +68,7 @@ def test_the_last_model_is_kept_where_it_is_the_best(text_file: Path, tmp_path: 
     assert scores["best"] == {"step": 7, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
     assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
