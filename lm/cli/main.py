@@ -1,8 +1,9 @@
 """The console command: lm-lab COMMAND [group=choice] [key=value ...]
 
-Exceptions end in `report_error`, called here and for each job of a sweep. Exit codes: 0 done; 1 a fault of the program, no memory or disk
-space, or failed runs of an ablation; 2 bad input; 129, 130 and 143 interrupted by SIGHUP, SIGINT and
-SIGTERM. LM_DEBUG=1 in the environment shows the traceback of every error.
+Exceptions end in `report_error`, called here and for each job of a sweep. Exit codes: 0 done; 1 a fault
+of the program, no memory or disk space, or failed runs of an ablation; 2 bad input; 129, 130 and 143
+interrupted by SIGHUP, SIGINT and SIGTERM. LM_DEBUG=1 in the environment shows the traceback of every
+error.
 """
 
 import difflib
