@@ -28,7 +28,7 @@ CORE = [
 ]
 SMALL = (
     *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=32", "model.d_ff=32", "threads=1"),
-    *("data.seq_len=16", "data.batch_size=2", "checkpoint.every=5", "validation.every=0", "trainer=cpu"),
+    *("data.seq_len=16", "data.batch_size=2", "checkpoint.every=20", "validation.every=0", "trainer=cpu"),
 )
 
 
@@ -85,7 +85,7 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
         assert process.returncode == 0, out
         return out
 
-    line = ("scripts/train.py", "my.txt", *SMALL, "trainer.max_steps=200", "run_dir=run")
+    line = ("scripts/train.py", "my.txt", *SMALL, "trainer.max_steps=100", "run_dir=run")
     process = command(*line)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("run/checkpoints/step-*.ckpt"))) < 2:
@@ -97,7 +97,6 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
     assert "resuming from step" in finished(*line)
     assert finished("scripts/generate.py", "run", "def f", "max_new_tokens=4").startswith("def f")
     assert '"bpb"' in finished("scripts/evaluate.py", "run", "my.txt")
-    assert "ablate" not in finished("scripts/train.py", "-h").split("Example")[0]
 
 
 @pytest.mark.slow

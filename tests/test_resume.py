@@ -68,9 +68,9 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and a
 
 
 def cases(*rows: Any) -> list[Any]:
-    """Cases of a test, which begin with a variant; those of some variants are slow."""
+    """Cases of a test, which begin with a variant; those of some variants are nightly."""
     rows = [row if isinstance(row, tuple) else (row,) for row in rows]
-    marks = {DOCUMENTS: [pytest.mark.nightly], BEST: [pytest.mark.slow], COMPILED: [pytest.mark.nightly, compiles]}
+    marks = {DOCUMENTS: [pytest.mark.nightly], BEST: [pytest.mark.nightly], COMPILED: [pytest.mark.nightly, compiles]}
     return [pytest.param(*row, marks=marks.get(row[0], [])) for row in rows]
 
 
