@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(  # The training text holds the validation text.
         "split",
         "lm/data/text.py",
-        old="((0, cut), (cut, text.size))",
-        new="((0, text.size), (cut, text.size))",
+        old="train, val = _part(text, rest), _part(text, held_out)",
+        new="train, val = text.whole(), _part(text, held_out)",
         test="tests/test_tokens.py",
         keyword="end_of_a_single_text",
     ),

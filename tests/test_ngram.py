@@ -20,6 +20,7 @@ from lm.errors import UserError
 from lm.lab.targets import ExpectedTokens
 from lm.training.train import train
 from tests.helpers.runs import short_run
+from tests.helpers.texts import documents
 
 BYTE = TokenizerConfig(kind="byte", vocab_size=None)
 
@@ -115,6 +116,19 @@ def test_a_text_that_is_too_long_for_it_is_refused_at_the_door(
     with pytest.raises(UserError, match=r"ngram_smoothing: .* 99 tokens"):
         train(short_run(text_file, tmp_path / "run", ngram_smoothing=0.5))
     assert not (tmp_path / "run").exists()
+
+
+def test_it_is_scored_on_the_events_of_a_run(source: DataConfig, tmp_path: Path) -> None:
+    """A zero byte stands where a run predicts an end-of-text token: before each document but the first."""
+    (tmp_path / "texts").mkdir()
+    for i in range(60):
+        (tmp_path / f"texts/{i}.txt").write_text(f"{i} {TEXT[: 40 + i]}")
+    data = prepare(replace(source, path=str(tmp_path / "texts")), BYTE)
+    training, validation = ([document.encode() for document in part] for part in documents(data))
+    assert len(validation) > 2
+    expected = bits_per_byte(b"\0".join([*training, b""]), b"\0".join(validation), data.val_bytes)
+    assert data.baselines == {"ngram": expected}
+    assert data.n_targets == len(b"\0".join(validation)), "as many events as the model of bytes has targets"
 
 
 def test_evenly_spaced_stretches_are_used(source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

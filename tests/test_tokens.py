@@ -26,7 +26,7 @@ from lm.config import DataConfig, TokenizerConfig
 from lm.data import sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream
-from lm.data.text import chunks, decoded, overlap, read, split
+from lm.data.text import chunks, decoded, overlap, read, split, stretches
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, load_tokenizer, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from lm.errors import UserError
@@ -164,6 +164,21 @@ def test_of_documents_far_beyond_the_fraction_the_last_one_is_cut(
         assert last.endswith(end)
         assert last.removesuffix(end) in texts(train)
         assert data_hash != whole.hash
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), n_bytes=st.integers(9, 60), size=st.integers(1, 9))
+@settings(deadline=None, max_examples=50)
+def test_stretches_are_evenly_spaced_and_parted_where_documents_end(
+    sizes: list[int], n_bytes: int, size: int, folder: Path
+) -> None:
+    pairs = [(str(i), chr(97 + i) * n) for i, n in enumerate(sizes)]
+    text, n = "".join(letters for _, letters in pairs).encode(), n_bytes // size
+    found = [*stretches(stored(folder, pairs).whole(), n_bytes, size)]
+    starts = [0] if len(text) <= n_bytes else [i * len(text) // n for i in range(n)]
+    length = len(text) if len(text) <= n_bytes else size
+    assert [b"".join(pieces) for pieces in found] == [text[start : start + length] for start in starts]
+    assert all(len({*piece}) == 1 for pieces in found for piece in pieces), "each piece is of one document"
+    assert all(len({*map(bytes, map(set, pieces))}) == len(pieces) for pieces in found), "and of each there is one"
 
 
 def test_texts_on_both_sides_are_counted(folder: Path) -> None:

@@ -90,11 +90,12 @@ def prepare(
     sources = open_sources(config)
     states = [source.state() for source in sources]
     held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
-    identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, "states": states, **asdict(tokenizer)}
+    identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, "states": states}
     identity |= {key: getattr(config, key) for key in SELECTING}
+    identity["tokenizer"] = asdict(tokenizer)
     if tokenizer.path is not None:
         own = load_tokenizer(Path(tokenizer.path))
-        identity["path"] = own.hash
+        identity["tokenizer"]["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = config.cache / "tokens" / json_sha256(identity)[:16]
