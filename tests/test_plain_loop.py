@@ -34,7 +34,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_plain_loop_is_a_command_without_lightning_and_hydra() -> None:
     script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/lab/ablation', '1']"
     script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"

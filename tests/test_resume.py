@@ -208,7 +208,7 @@ def test_an_error_within_a_step_saves_nothing(text_file: Path, tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("shutdown", "seconds"),
-    [([signal.SIGINT], 0.5), pytest.param([TERM, signal.SIGHUP, TERM], 2, marks=pytest.mark.slow)],
+    [([signal.SIGINT], 0.5), pytest.param([TERM, signal.SIGHUP, TERM], 2, marks=pytest.mark.nightly)],
 )
 def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(
     shutdown: list[signal.Signals], seconds: float, text_file: Path, tmp_path: Path

@@ -154,7 +154,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_commands_write_where_they_say_and_start_and_reach_nothing(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 400)
     lines = {  # a command -> its exit code, and what it writes to, starts and reaches
