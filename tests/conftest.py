@@ -91,9 +91,9 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
 
 
 def some(cases: Iterable[Any], every: int) -> list[Any]:
-    """Cases of a test: one of `every` in the fast tests, the others in the slow ones. A tuple is several arguments."""
+    """Cases of a test: one of `every` in the fast tests, the others nightly. A tuple is several arguments."""
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (i % every > 0))
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.nightly] * (i % every > 0))
         for i, case in enumerate(cases)
     ]
 
