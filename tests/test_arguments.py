@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT, TEXT, Outcome
 
-from lm.cli.arguments import MIN_BYTES, for_hydra, hydra_words, is_setting, kinds_of, recipe_for
+from lm.cli.arguments import MIN_BYTES, for_hydra, hydra_words, is_folder, is_setting, is_text, kinds_of, recipe_for
 from lm.cli.compose import compose
 from lm.cli.evaluate import parse_arguments
 from lm.config import RECIPES, RunConfig, recipe_of
@@ -150,6 +150,18 @@ def test_the_text_of_a_run_may_be_gone(folder: Path) -> None:
     assert hydra_words(["gone.txt", "run_dir=runs/young"], KINDS)[0][0] == "data=text"
     with pytest.raises(UserError, match=r"gone\.txt: no such file"):
         hydra_words(["gone.txt"], KINDS)
+
+
+def test_a_glob_ends_where_links_lead_to_the_folders_above(folder: Path) -> None:
+    """Each of two links would double the paths of a level."""
+    for name in ("a", "b"):
+        (folder / "books" / name).symlink_to(".")
+    with pytest.raises(UserError, match="no such file"):
+        hydra_words(["books/**/*.xyz"], KINDS)
+    for word in ("books/**/none", "books/**.xyz"):  # the second is no glob
+        assert not is_text(word)
+        assert not is_folder(word)
+    assert not is_folder("/**none"), "a prompt may begin so"
 
 
 def test_a_damaged_run_beside_a_text_is_named(folder: Path) -> None:

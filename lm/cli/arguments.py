@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.config import RECIPES, DataConfig, recipe_of
-from lm.data.paths import is_url, kind_of
+from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, expanded, reading
 from lm.folder import is_run
@@ -181,6 +181,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
 
 def is_folder(word: str) -> bool:
     """Whether a word is a folder, or a glob that matches folders."""
+    # Without recursion: a prompt may begin with /**.
     return os.path.isdir(word) or (glob.has_magic(word) and bool(glob.glob(f"{word}/")))
 
 
@@ -248,7 +249,7 @@ def is_text(word: str) -> bool:
     """Whether a word is an existing file or folder, a glob that matches some, or an address."""
     if is_url(word) or os.path.exists(word):
         return True
-    return glob.has_magic(word) and any(glob.iglob(word, recursive=True))
+    return glob.has_magic(word) and bool(matches(word))
 
 
 def text_settings(path: str) -> list[str]:
@@ -321,7 +322,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     """
     typed = {key_of(override): override for override in overrides}
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
-    given = {key: _values(override, is_sweep) for key, override in typed.items()}
+    given = {key: _unquoted(override, is_sweep) for key, override in typed.items()}
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
     if decided & typed.keys() or kind not in ("text", "json", "csv", "parquet"):
@@ -355,7 +356,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     return next(iter(recipes.values()), None), notes
 
 
-def _values(override: str, is_sweep: bool) -> list[str]:
+def _unquoted(override: str, is_sweep: bool) -> list[str]:
     """Return the values of an override without the quotes of Hydra's grammar."""
     values = values_of(override) if is_sweep else [override.partition("=")[2]]
     return [value.strip(value[0]) if value[:1] in ("'", '"') else value for value in values]

@@ -48,7 +48,7 @@ def kind_of(path: str) -> str:
     endings = {ending(path)}
     with suppress(OSError, UserError):  # an address, or nothing
         endings = {ending(file) for file in local_files(path).values()}
-    return next((kind for kind, known in ENDINGS.items() if endings <= {*known}), "text")
+    return next((kind for kind, of_kind in ENDINGS.items() if endings <= {*of_kind}), "text")
 
 
 def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
@@ -62,8 +62,8 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
     if place.is_file():
         return {place.name: place}
     root = place if place.is_dir() else _literal_part(place)
-    found = _walk(root) if place.is_dir() else _matches(root, str(place.relative_to(root)))
-    files = sorted(file for file in found if (not endings or ending(file) in endings) and file.is_file())
+    paths = _walk(root) if place.is_dir() else matches(path)
+    files = sorted(file for file in paths if (not endings or ending(file) in endings) and file.is_file())
     if not files:
         kinds = " or ".join(endings) or "files"
         what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
@@ -82,15 +82,19 @@ def raise_error(error: OSError) -> NoReturn:
     raise error
 
 
-def _matches(root: Path, pattern: str) -> list[Path]:
-    """Return what a glob below a folder matches, without what is hidden. Raises UserError."""
-    if pattern.endswith("**"):  # which alone stands for folders
-        pattern += "/*"
-    try:
-        found = [*root.glob(pattern)]
-    except (ValueError, NotImplementedError) as error:
-        raise UserError(f"{root / pattern}: no such file, and no glob ({error})") from error
-    return [file for file in found if not any(part[0] == "." for part in file.relative_to(root).parts)]
+def matches(pattern: str) -> list[Path]:
+    """Return what a glob matches, sorted. A pattern that is no glob matches nothing.
+
+    Hidden files, and the content of linked folders below a `**`, are left out.
+    """
+    root = _literal_part(Path(pattern))
+    below = str(Path(pattern).relative_to(root))
+    if below.endswith("**"):  # a ** at the end stands for folders alone
+        below += "/*"
+    with suppress(ValueError, NotImplementedError):  # a ** beside other letters, or an absolute pattern
+        paths = sorted(root.glob(below))
+        return [path for path in paths if not any(part[0] == "." for part in path.relative_to(root).parts)]
+    return []
 
 
 def _literal_part(pattern: Path) -> Path:
@@ -117,12 +121,10 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
         if is_url(path) or os.path.exists(path) or not glob.has_magic(path):
             paths.append(path)
             continue
-        root = _literal_part(Path(path))
-        found = sorted(_matches(root, str(Path(path).relative_to(root))))
-        matches = [str(match) for match in found if not folders or match.is_dir()]
-        if not matches:
+        matched = [str(match) for match in matches(path) if not folders or match.is_dir()]
+        if not matched:
             raise UserError(f"{key}={entry}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
-        paths += matches
+        paths += matched
     return paths
 
 

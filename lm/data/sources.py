@@ -21,7 +21,7 @@ from lm.errors import UserError
 from lm.registry import load
 from lm.system.files import json_sha256
 
-SOURCES = {  # data.source -> class of (config, key, place, files); plain text is read by TextFiles
+SOURCES = {  # data.source -> class of (config, place, files); TextFiles reads plain text
     "json": "lm.lab.sources.tables.Table",
     "csv": "lm.lab.sources.tables.Table",
     "parquet": "lm.lab.sources.tables.Table",
@@ -68,8 +68,6 @@ class TextFiles:
         return state_of(self.files, limit)
 
     def documents(self, max_bytes: int | None) -> Documents:
-        if kind := _looks_like_a_table([*self.files.values()]):
-            log.warning("%s: looks like a table; data=%s reads the text in a column of it", self.place, kind)
         separator, n_documents = self.config.separator, 0
         for name, file in self.files.items():
             if separator is None:
@@ -104,6 +102,13 @@ class TextFiles:
                     break
         if self.sha256 not in ("", digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
+
+
+def warn_of_tables(sources: Iterable[Source]) -> None:
+    """Warn of each plain text that looks like a table."""
+    for source in sources:
+        if isinstance(source, TextFiles) and (kind := _looks_like_a_table([*source.files.values()])):
+            log.warning("%s: looks like a table; data=%s reads the text in a column of it", source.place, kind)
 
 
 def state_of(files: Names, limit: float = inf) -> str:

@@ -195,7 +195,8 @@ def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | 
         n_whole = int(np.searchsorted(ends, limit, "right"))
         last, rest = order[n_whole], limit - int(ends[n_whole - 1] if n_whole else 0)
         if CHARACTER <= rest < text.records["size"][last]:
-            starts = _characters_around(text.path, place := int(text.spans[last, 1]) - rest)
+            place = int(text.spans[last, 1]) - rest
+            starts = _characters_around(text.path, place)
             held_out[last, 0] = starts[starts >= place][0]
             change = f"{change} val_from={held_out[last, 0]}".lstrip()
         else:  # too small to cut
@@ -218,6 +219,7 @@ def _characters(path: Path, start: int, n_bytes: int) -> np.ndarray:
 
 
 def _characters_around(path: Path, place: int) -> np.ndarray:
+    """Return where the characters around a byte of a file begin, (n,)."""
     return _characters(path, max(place - CHARACTER, 0), 2 * CHARACTER)
 
 

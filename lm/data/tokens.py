@@ -2,8 +2,8 @@
 
 A text is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
 folder of the cache. The name of the folder is the hash of the settings and of the content of the source, wherever the
-source lies. A process writes a folder beside this folder and renames it into place: processes that build the folder at
-once write the same bytes. `prepare` compares the checksum of the folder, and builds a damaged folder again.
+source lies. `prepare` writes a scratch folder and renames the scratch folder into place, so that processes may build a
+folder at once. `prepare` compares the checksum when it opens the folder, and builds a damaged folder again.
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
@@ -23,7 +23,7 @@ import xxhash
 
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
-from lm.data.sources import Source, open_source, open_sources
+from lm.data.sources import Source, open_source, open_sources, warn_of_tables
 from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
@@ -88,6 +88,7 @@ def prepare(
     `downloads`: whether a text of the Hub may be downloaded, if its tokens do not exist.
     """
     sources = open_sources(config)
+    warn_of_tables(sources)
     states = [source.state() for source in sources]
     held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, "states": states}
@@ -133,7 +134,9 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
 def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
     """Return the tokens (n,) of a whole text, mapped from a file without a name, and the bytes of the text."""
     with _cache_folder(config.cache / "tokens") as scratch:
-        text = _read(open_source(config), scratch / "text", config, quiet)
+        source = open_source(config)
+        warn_of_tables([source])
+        text = _read(source, scratch / "text", config, quiet)
         _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
         return mapped(scratch / "ids", tokenizer.dtype), text.size
 

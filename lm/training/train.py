@@ -200,7 +200,8 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         init_record = load_init_weights(net, run, data)
     expected = expected_tokens(run, data)
     cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
-    kept = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))  # these hold for one command
+    # `other_code` and `checkpoint.resume` hold for one command.
+    kept = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
     settings = asdict(kept) | {"run_dir": str(directory.path), "init_record": init_record}
     settings |= {"data_revision": data.revision, **hashes, **identity}
     fabric = build_fabric(run.trainer)

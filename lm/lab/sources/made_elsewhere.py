@@ -70,9 +70,8 @@ def link(folder: Path, sources: list[Source], config: DataConfig, settings: Toke
 def _ngram(tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, bytes_per_token: float) -> dict[str, Any]:
     """Return the score of the n-gram model of the decoded text, with a zero byte between documents."""
     used = [_evenly_spaced(ids, int(most / bytes_per_token)) for ids, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    texts = [b"\0".join("".join(pieces).encode() for pieces in documents_of(tokenizer, ids)) for ids in used]
-    n_bytes = sum(len(piece.encode()) for pieces in documents_of(tokenizer, used[1]) for piece in pieces)
-    bits = bits_per_byte(texts[0] + b"\0", texts[1], n_bytes)
+    train_texts, val_texts = (["".join(pieces).encode() for pieces in documents_of(tokenizer, ids)] for ids in used)
+    bits = bits_per_byte(b"\0".join([*train_texts, b""]), b"\0".join(val_texts), sum(map(len, val_texts)))
     return {"baselines": {"ngram": bits}, "ngram_share": len(used[0]) / max(len(train), 1)}
 
 
