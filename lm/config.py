@@ -274,7 +274,7 @@ class DataConfig:
     batch_size: int = 8  # sequences per optimizer step on one device
     order: str = "windows"  # what each epoch shuffles: windows, or documents before they are cut
     val_fraction: float = 0.1  # fraction of the text that is held out for validation
-    fold: int | None = None  # which of round(1/val_fraction) parts is held out; null: the last part
+    fold: float | None = None  # which of round(1/val_fraction) parts is held out, from 0; null: the last
     document_mask: bool = False  # whether a token attends to its own document alone
     val_max_bytes: int | None = aside(4_000_000)  # most bytes that val_fraction holds out; null: any
     max_bytes: int | None = aside(None)  # bytes of text that are read; null: all
@@ -313,7 +313,8 @@ class DataConfig:
                     raise UserError(f"data.{unused}={given}: nothing is held out beside data.{key}={value}")
         if self.fold is not None:
             expected = f"0 to {self.n_folds - 1} with data.val_fraction={self.val_fraction}"
-            require(self.fold < self.n_folds, f"data.fold={self.fold}", expected)
+            is_place = self.fold <= self.n_folds - 1 and 2 * self.fold % 1 == 0
+            require(is_place, f"data.fold={self.fold}", f"{expected}; 0.5 lies half a part further than 0")
 
     @property
     def n_folds(self) -> int:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,22 +19,21 @@ import pytest
 from conftest import ROOT
 
 from lm.errors import UserError
-from lm.lab.ablation.executors import EXECUTORS
-from lm.lab.ablation.plan import RunSpec
-from lm.lab.ablation.record import (
+from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.folder import (
     AblationRecord,
     Failure,
     RunFiles,
     default_dir,
     existing_record,
     lock_output_dir,
-    question_of,
     read_record,
     write_record,
 )
+from lm.lab.ablation.plan import RunSpec
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
-from lm.lab.ablation.settings import AblateConfig, TuneConfig
 from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
@@ -53,7 +51,6 @@ from tests.helpers.ablations import (
 from tests.helpers.runs import composed, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-LR = {"seeds": [77], "hyperparameters": ["optim.lr"]}
 THREE = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
 
 
@@ -74,7 +71,7 @@ def instantly(monkeypatch: pytest.MonkeyPatch) -> Instantly:
     def set_loss(loss: Callable[[RunSpec], float | Failure]) -> list[str]:
         executor = instant(loss)
         draw_nothing(monkeypatch)
-        monkeypatch.setitem(EXECUTORS, "local", executor)
+        monkeypatch.setitem(ENGINES, "local", executor)
         return executor.made  # type: ignore[attr-defined, no-any-return]
 
     return set_loss
@@ -109,87 +106,72 @@ def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     assert (len(lab.results()), first.items() <= lab.results().items()) == (9, True)
     assert {*statuses(grown).values()} == {"done"}
     lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
-    assert "no longer count, for the text has changed" in lab.table(seeds=[0])
-    with pytest.raises(UserError, match=r"2 finished runs \(tied, untied\) no longer count, for the text has changed"):
-        lab.run(seeds=[0])
+    assert "9 finished runs in this folder no longer count" in lab.table(arms=THREE, seeds=[0])
     assert len(lab.results()) == 9
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab, instantly: Instantly) -> None:
-    made, tune = instantly(near), TuneConfig(trials=2, **LR)
-    before = lab.run(tune=tune)
+    made = instantly(near)
+    before = lab.run(seeds=[0, 1, 2])
     n, kept = len(made), (lab.out / "results.csv").read_text()
-    for kind in ("cells", "trials"):
-        shutil.rmtree(lab.out / kind)
+    shutil.rmtree(lab.out / "runs")
     (lab.out / "report.html").unlink()  # so that all is written again
-    after = lab.run(tune=tune)
-    assert "finished runs without a folder, read from results.csv: 4; " in lab.tables[-1]
+    after = lab.run(seeds=[0, 1, 2])
+    assert "finished runs without a folder, read from results.csv: 6; " in lab.tables[-1]
     assert len(made) == n
     assert (lab.out / "results.csv").read_text() == kept
     assert after.contrasts == before.contrasts
     first = before.runs.run_dir[0]
     rows = [line for line in kept.splitlines() if first not in line]
     (lab.out / "results.csv").write_text("\n".join(rows) + "\n")
-    again = lab.run(tune=tune)
+    again = lab.run(seeds=[0, 1, 2])
     assert made[n:] == [first], "a run without a row is made"
     assert losses(again) == losses(before)
-    lab.run(tune=tune, overrides=["model.d_ff=48"])
-    assert len(lab.results()) == 4 + 1
-    assert (lab.out / "results.csv").read_text().count(",unused,") == 4 + 4, "rows of other settings are kept"
-    shutil.rmtree(lab.out / "cells")
-    without = lab.run(arms={"tied": ["head=tied"], "copied": ["head=untied_from_embedding"]}, primary=[], tune=tune)
-    assert {run.arm for run in without.runs.itertuples() if run.purpose == "unused"} == {"tied", "untied"}
+    fewer = lab.run(seeds=[0, 1])
+    assert [*fewer.runs.purpose].count("unused") == 2
+    assert (lab.out / "results.csv").read_text().count(",unused,") == 2, "rows that are not asked for are kept"
 
 
-@pytest.mark.nightly
-def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
+@pytest.mark.slow
+def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is_told(
+    lab: Lab, instantly: Instantly
+) -> None:
     made = instantly(near)
-    lab.run(seeds=[0, 1, 2])
+    first = lab.run(seeds=[0, 1, 2])
     assert json.loads((lab.out / "report.json").read_text())["contrasts"][0]["verdict"] == "worse"
-    lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
+    assert "design" not in summaries(first)
+    assert "Design: unchanged since before the first result." in (lab.out / "report.md").read_text()
+    again = lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
     assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 9.0
-    assert read_record(lab.out).equivalence_margin == 9.0
-    assert summaries(lab.run(seeds=[0, 1])).count("seeds (before: [0,1,2])") == 1
-    assert (read_record(lab.out).seeds, len(made)) == ([0, 1], 6)
-    assert "seeds (before: [0,1,2], [0,1])" in summaries(lab.run(seeds=[0, 1, 2, 3]))
-    assert len(made) == 8
+    assert read_record(lab.out).question.equivalence_margin == 9.0
+    assert "The design changed after 6 results." in summaries(again)
+    lab.run(seeds=[0, 1, 2], equivalence_margin=8.0, report=False)
+    lab.run(seeds=[0, 1, 2], equivalence_margin=8.0)
+    assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 8.0, (
+        "a stale report is drawn again"
+    )
+    assert "refresh" not in Page(lab.out).meta
+    more = lab.run(seeds=[0, 1, 2, 3], arms=THREE, equivalence_margin=9.0)
+    assert (len(made), "The design changed after 6 and 6 and 6 results." in summaries(more)) == (12, True)
 
 
-@pytest.mark.nightly
-def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly: Instantly) -> None:
-    instantly(near)
-    asked: dict[str, Any] = {"arms": THREE, "seeds": [0, 1, 2]}
-    pair = {arm: THREE[arm] for arm in ("tied", "untied")}
-    gap = {"untied": 1.0, "copied": -1.0}
-    changes: list[tuple[dict[str, Any], str]] = [
-        ({"arms": THREE | {"more": ["head=untied", "optim.lr=0.1"]}}, ""),
-        ({"equivalence_margin": 9.0}, "equivalence_margin (before: 0.01)"),
-        ({"looks": [2, 3]}, "seeds (before: [0,1,2]), looks (before: null)"),
-        ({"baseline": "untied", "primary": []}, "baseline (before: tied), primary (before: [untied])"),
-        ({"arms": pair}, "arms.copied (before: [head=untied_from_"),
-        ({"arms": THREE | {"untied": ["head=untied", "optim.lr=0.1"]}}, "arms.untied (before: [head=untied])"),
-        ({"contrasts": {"it": gap}}, "contrasts.it.untied (before: null), contrasts.it.copied (before: null)"),
-        ({"tune": TuneConfig(trials=2, **LR)}, "tune.trials (before: null)"),
-        ({"seeds": [0, 1]}, "seeds (before: [0,1,2])"),
+def test_runs_of_a_folder_are_of_one_question(lab: Lab, instantly: Instantly) -> None:
+    """Two files of one name never share a folder, and a question in it may only grow."""
+    made = instantly(near)
+    lab.run(seeds=[0])
+    files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
+    others: list[dict[str, Any]] = [
+        {"arms": {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}, "primary": []},
+        {"arms": {"tied": ["head=tied"], "untied": ["head=untied", "model.d_ff=48"]}},
+        {"overrides": ["optim.lr=0.01"]},
     ]
-    lab.run(**asked)
-    for change, key in changes:
-        plan = lab.table(**asked | change)
-        assert (f"Changed after a verdict was seen: {key}" in plan) == bool(key) == ("after a verdict" in plan), key
-    lab.run(**asked, equivalence_margin=9.0)
-    assert "after a verdict was seen: equivalence_margin (before: 9.0)." in summaries(lab.run(**asked)), "both"
-
-
-@pytest.mark.nightly
-def test_a_design_is_free_until_a_verdict_is_seen(lab: Lab, instantly: Instantly) -> None:
-    instantly(lambda spec: Failure.ERROR if spec.arm == "untied" or spec.seed == 2 else near(spec))
-    lab.run(seeds=[0, 1, 2])
-    assert "after a verdict" not in summaries(lab.run(seeds=[0, 1, 2], equivalence_margin=0.5)), "there was none"
-    instantly(lambda spec: Failure.ERROR if spec.seed == 2 else near(spec))
-    lab.run(seeds=[0, 1, 2], equivalence_margin=0.5)
-    peeked = "Changed after a verdict was seen: seeds (before: [0,1,2])."
-    assert peeked in summaries(lab.run(seeds=[0, 1], equivalence_margin=0.5)), "of two seeds of three"
+    for changes in others:
+        with pytest.raises(UserError, match=r"out: holds another ablation, with finished runs of (un)?tied \("):
+            lab.run(**changes, seeds=[0])
+    assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
+    lab.run(seeds=[0, 1], arms=THREE, baseline="untied", primary=[])
+    assert len(made) == 6, "arms and seeds are added, and the baseline changes"
 
 
 @pytest.mark.slow
@@ -214,33 +196,18 @@ def test_the_page_is_written_while_the_runs_are_made(
     assert "results so far: " in capsys.readouterr().err
 
 
-@pytest.mark.nightly
-def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_code_are_refused(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
     made = instantly(near)
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "first")
     lab.run(seeds=[0])
-    record = read_record(lab.out)
-    write_record(replace(record, ended=None), lab.out)  # as an interrupt leaves it
-    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "second")
-    lab.run()
-    assert len(made) == 2 + 4
     files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
-    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "third")
-    other = {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}
-    for changes, runs in (
-        ({"seeds": [1, 2, 3]}, "2 finished runs (tied, untied)"),
-        ({"arms": other, "primary": []}, "2 finished runs (tied)"),
-    ):
-        with pytest.raises(UserError, match=rf"^output_dir=.*/out: {re.escape(runs)} no longer count"):
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "second")
+    message = r"out: holds 2 finished runs of other code \(tied, untied\); name another output_dir=DIR, or install"
+    for changes in ({"seeds": [0]}, {"seeds": [0, 1]}):
+        with pytest.raises(UserError, match=message):
             lab.run(**changes)
-        assert runs in lab.table(**changes)
     assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
-    lab.run(overrides=["optim.lr=0.01"])
-    assert len(made) == 6 + 4, "other settings are another matter"
-    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "fourth")
-    with pytest.raises(UserError, match=r"name another output_dir=DIR, or install the version of lm that made them"):
-        lab.run(overrides=["optim.lr=0.01"])
-    assert len(made) == 6 + 4
+    assert len(made) == 2
 
 
 @pytest.mark.nightly
@@ -256,9 +223,9 @@ def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> 
     assert statuses(results) == {(arm, 0): ends[arm] for arm in arms}
     (error,) = {run.error for run in results.runs.itertuples() if run.arm == "broken"}
     assert "a crack | in the glass" in error
-    logs = {path.name: path.read_text().count("Traceback") for path in lab.out.glob("cells/*.log")}
+    logs = {path.name: path.read_text().count("Traceback") for path in lab.out.glob("runs/*.log")}
     assert lab.run(**asked).counts()["failed"] == 1
-    for path in lab.out.glob("cells/*.log"):  # it would diverge again, and what failed may have been mended
+    for path in lab.out.glob("runs/*.log"):  # it would diverge again, and what failed may have been mended
         is_repeated = path.read_text().count("Traceback") > logs[path.name]
         assert is_repeated == path.name.startswith("broken")
 
@@ -266,7 +233,7 @@ def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> 
 @pytest.mark.nightly
 def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) -> None:
     def edit() -> None:
-        wait_for(lambda: [*lab.out.glob("cells/*/*.csv")])
+        wait_for(lambda: [*lab.out.glob("runs/*/*.csv")])
         lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
 
     (thread := threading.Thread(target=edit)).start()
@@ -292,7 +259,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, insta
     (lab.root / "stranger/thesis.txt").touch()
     before = sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts)
     for folder, typed, message in (
-        ("out", ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation \(overrides"),
+        ("out", ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation, with finished runs of tied"),
         ("stranger", [], "^output_dir=.*/stranger: holds no ablation"),
         ("/proc/nowhere", [], "^output_dir=/proc/nowhere: cannot be written to"),
         ("new/out", ["data.path=absent.txt"], "absent"),
@@ -315,7 +282,7 @@ def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) 
     assert (str(folder_of()), len(str(folder_of(*typed)))) == ("ablations/test", len("ablations/test-12345678"))
     others = [["optim.lr=0.031"], ["optim.lr=0.3"], ["model.d_ff=48"], ["data.path=it's.txt"], ["data.path=its.txt"]]
     assert len({folder_of(*words) for words in (typed, *others)}) == 1 + len(others)
-    write_record(AblationRecord(**question_of(question()), overrides=typed), tmp_path)
+    write_record(AblationRecord(question=question(), overrides=typed), tmp_path)
     assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
 
 
@@ -326,13 +293,13 @@ LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly) -> None:
     made = instantly(near)
     results = lab.run(**LOOKS)
-    assert (len(made), results.record.seeds, read_record(lab.out).seeds) == (6, [0, 1, 2], [0, 1, 2])
-    assert "decided with 3 of 4 seeds: 2 runs were not made" in (lab.out / "report.md").read_text()
+    assert (len(made), {*results.reported.seed}, len(read_record(lab.out).runs)) == (6, {0, 1, 2}, 6)
+    assert "decided with 3 of 4 seeds, so 2 runs were not made" in (lab.out / "report.md").read_text()
     again = lab.run(**LOOKS)
-    assert (len(made), again.record.seeds) == (6, [0, 1, 2]), "a later call finds it decided"
+    assert (len(made), {*again.reported.seed}) == (6, {0, 1, 2}), "a later call finds it decided"
     assert "decided with 3 of 4 seeds" in lab.tables[-1]
-    assert "Changed" not in summaries(again)
-    assert "seeds (before: [0,1,2])" in summaries(lab.run(seeds=[0, 1, 2, 3]))
+    assert "design" not in summaries(again)
+    assert "The design changed after 6" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8
 
 
@@ -349,57 +316,98 @@ def test_a_run_that_fails_holds_up_no_other_and_counts_once_it_is_there(lab: Lab
     results = lab.run(**LOOKS)
     assert results.counts() == {"done": 7, "failed": 1, "diverged": 0, "missing": 0}
     assert "1 of 8 runs have failed" in summaries(results)
+    assert results.record.ended is None, "not all runs have ended"
+    assert [name.rpartition("-")[0] for name in made].count("runs/untied-seed1") == 2, "it is tried twice"
     broken.clear()
-    assert lab.run(**LOOKS).counts() == {"done": 8, "failed": 0, "diverged": 0, "missing": 0}, "all that were judged"
-    assert (len(made), made[-1].rpartition("-")[0]) == (9, "cells/untied-seed1")
+    counts = lab.run(seeds=[0, 1, 2, 3]).counts()
+    assert counts == {"done": 8, "failed": 0, "diverged": 0, "missing": 0}
+    assert (len(made), made[-1].rpartition("-")[0]) == (10, "runs/untied-seed1")
 
 
-TUNE = TuneConfig(trials=30, seeds=[77, 78])
-OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
-TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "head.embedding_lr_multiplier"])}
-TUNED |= {"overrides": ["optim.lr=0.02", "head.embedding_lr_multiplier=2"]}
+TUNED: dict[str, Any] = {"tune": "optim.lr", "seeds": [0, 1, 2], "overrides": ["optim.lr=0.02"]}
+OPTIMUM = {"tied": 0.08, "untied": 0.03}  # of the learning rate
 
 
 def bowl(spec: RunSpec) -> float:
-    """A loss with the same shape for all arms and its lowest point at OPTIMUM, far from where tied begins."""
-    values = spec.run.optim.lr, spec.run.head.embedding_lr_multiplier
-    factors = [math.log2(value / best) for value, best in zip(values, OPTIMUM[spec.run.head.name], strict=True)]
-    return 1 + 0.1 * sum(factor**2 for factor in factors) + 1e-4 * math.sin(9 * spec.run.seed)
+    """A loss with the same shape for all arms and its lowest point at OPTIMUM."""
+    far = math.log2(spec.run.optim.lr / OPTIMUM[spec.run.head.name])
+    return 1 + 0.1 * far**2 + 1e-4 * math.sin(9 * spec.run.seed + spec.factor)
 
 
-@pytest.mark.nightly
-def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly) -> None:
+@pytest.mark.slow
+def test_every_arm_is_scored_at_its_own_best_value(lab: Lab, instantly: Instantly) -> None:
     made = instantly(bowl)
     results = lab.run(**TUNED)
-    tuned = {name: arm.tuned for name, arm in results.record.arms.items()}
-    for name, values in OPTIMUM.items():
-        assert [math.log2(value / best) for value, best in zip(tuned[name].values(), values, strict=True)] == (
-            pytest.approx([0, 0], abs=0.3)
-        )
-    assert {1} <= {*results.trials.search} <= {0, 1, 2}, "a search far from the optimum is followed by another"
-    assert {*results.trials.seed} == {77, 78}
-    assert len(made) == len({*made}) == len({*results.trials.run_dir}) + 4
-    assert {run.arm: run.values for run in read_record(lab.out).of("reported")} == tuned
-    n = len(made)
+    best = {arm: 0.02 * (ladder.best or 0.0) for arm, ladder in results.ladders.items()}
+    assert best == pytest.approx(OPTIMUM, rel=0.03)
+    scored = {arm: [*ladder.scores.values()] for arm, ladder in results.ladders.items()}
+    assert [*scored["tied"], *scored["untied"]] == pytest.approx([1.0] * 6, abs=1e-3), "both, at their best"
+    assert len(made) == len({*made}) == len(results.runs), "the runs of the pilot count in the ladder"
+    assert results.runs.purpose.value_counts().to_dict() == {"reported": 2 * 5 * 3, "pilot": 2 * 2 + 1 * 2}
+    page = Page(lab.out)
+    assert "Best values" in page.headings
+    assert (lab.out / "figures/ladder.svg").exists()
     lab.run(**TUNED)
-    assert len(made) == n
+    assert len(made) == len({*made})
+    grown = lab.run(**TUNED | {"seeds": [0, 1, 2, 3]})
+    assert (len(made), grown.contrasts[0].n_seeds) == (len(results.runs) + 10, 4)
+    assert results.is_whole()
+
+
+@pytest.mark.slow
+def test_a_value_that_fails_twice_is_dropped_and_the_question_goes_on(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(lambda spec: Failure.ERROR if (spec.arm, spec.factor, spec.seed) == ("tied", 4, 1) else bowl(spec))
+    results = lab.run(**TUNED)
+    assert results.ladders["tied"].dropped == [4.0]
+    assert 0.02 * (results.ladders["tied"].best or 0.0) == pytest.approx(0.057, abs=0.003), "the upper end that is left"
+    assert results.contrasts[0].n_seeds == 3
+    twice = {name for name in made if made.count(name) == 2}
+    assert {name.rpartition("-")[0] for name in twice} == {"runs/tied-seed1"}
+    assert max(map(made.count, made)) == 2
+    assert results.record.ended is None
+    planned = lab.run(**TUNED, plan_only=True)
+    assert planned.runs.purpose.tolist() == results.runs.purpose.tolist(), "what was decided stays until it is mended"
+    mended = instantly(bowl)
+    assert lab.run(**TUNED).ladders["tied"].dropped == []
+    assert twice <= {*mended}, "the same command makes it again"
+
+
+@pytest.mark.slow
+def test_an_arm_that_never_trains_gets_no_ladder(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(lambda spec: math.nan if spec.arm == "untied" else bowl(spec))
+    results = lab.run(**TUNED)
+    assert (results.contrasts[0].verdict, results.contrasts[0].untrainable) == ("worse", ["untied"])
+    assert len([name for name in made if "untied" in name]) <= 2 * 9 + 3
+    assert results.is_whole()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_lost_keeps_its_seed_out_and_no_value(lab: Lab, instantly: Instantly) -> None:
+    instantly(lambda spec: Failure.KILLED if (spec.arm, spec.seed) == ("tied", 2) and spec.factor == 4 else bowl(spec))
+    results = lab.run(**TUNED)
+    assert results.ladders["tied"].dropped == []
+    assert results.contrasts[0].seeds == [0, 1]
+    instantly(bowl)
+    assert lab.run(**TUNED).contrasts[0].seeds == [0, 1, 2]
 
 
 @pytest.mark.nightly
-def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly: Instantly) -> None:
-    made, asked = instantly(bowl), TUNED | {"tune": replace(TUNED["tune"], trials=10)}
-    lab.run(**asked, folder="quiet")
-    tuned = lab.tuned("quiet")
-    n, broken = len(made), made[12]
-    made = instantly(lambda spec: Failure.ERROR if spec.run_dir == broken else bowl(spec))
-    results = lab.run(**asked)
-    assert (results.record.untuned(), made.count(broken)) == (["tied", "untied"], 1)
-    assert not lab.results()
-    assert "Tuning is not finished (tied, untied)" in summaries(results)
-    before, made = len(lab.results("trials")), instantly(bowl)
-    lab.run(**asked)
-    assert lab.tuned() == tuned
-    assert before + len(made) == n
+def test_a_known_effect_is_found_and_a_known_null_is_not(lab: Lab) -> None:
+    """Real runs: a tied matrix at N(0, 1), the common mistake, and a configuration against itself."""
+    asked: dict[str, Any] = {"seeds": [0, 1, 2, 3, 4], "folds": True, "primary": [], "equivalence_margin": None}
+    naive = lab.run(
+        "trainer.max_steps=60", arms={"tied": ["head=tied"], "naive": ["head=tied_naive"]}, baseline="tied", **asked
+    )
+    assert naive.contrasts[0].verdict == "worse", naive.contrasts[0].sentence
+    null = lab.run(
+        "trainer.max_steps=60",
+        folder="null",
+        arms={"one": [], "other": []},
+        baseline="one",
+        seed_offsets={"other": 500},
+        **asked,
+    )
+    assert (null.contrasts[0].p or 0.0) > 0.01, null.contrasts[0].sentence
 
 
 def driver(lab: Lab, *overrides: str, **options: Any) -> subprocess.Popen[str]:
@@ -416,7 +424,7 @@ def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
 
     def are_there() -> bool:
         time.sleep(0.05)  # a busy loop would take the cores that the runs need
-        return sum(RunFiles(path).steps() >= steps for path in lab.out.glob("cells/*-*[0-9a-f]")) >= n
+        return sum(RunFiles(path).steps() >= steps for path in lab.out.glob("runs/*-*[0-9a-f]")) >= n
 
     wait_for(are_there, 300)
 
@@ -424,19 +432,18 @@ def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
 @pytest.mark.nightly
 @needs_proc
 def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
-    words = ["trainer.max_steps=60", "ablation.seeds=[0]", "ablation.tune.trials=2"]
-    words += ["ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
+    words = ["trainer.max_steps=60", "ablation.seeds=[0,1]"]
     process = driver(lab, *words)
     wait_for_runs(lab, 1, 20)
     process.kill()
     process.wait()
     wait_for(lambda: not workers_of(lab.out), 30)  # they end with it
-    before = {**lab.results(), **lab.results("trials")}
+    before = lab.results()
     assert driver(lab, *words).wait(300) == 0
-    assert before.items() <= {**lab.results(), **lab.results("trials")}.items()
+    assert before.items() <= lab.results().items()
     results = read_results(lab.out)
     resumed = [run for run in results.runs.itertuples() if run.resumed_from]
-    assert (len(results.trials), resumed != []) == (4, True), "they went on, not anew"
+    assert (len(results.runs), resumed != []) == (4, True), "they went on, not anew"
     alone = replace(composed(f"run_dir={lab.out / resumed[0].run_dir}"), run_dir=str(lab.root / "alone"))
     assert train(alone)[1]["val_loss"] == resumed[0].val_loss
 
@@ -468,7 +475,7 @@ def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, i
     assert "Traceback" not in err
     assert ("; resume with: " in err) == lab.out.exists() >= is_training
     assert not workers_of(lab.out)
-    assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
+    assert len([*lab.out.glob("runs/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
 
 
 VERDICTS = [
@@ -507,7 +514,7 @@ def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any)
     code, out, _ = command("ablate", *words, "plan_only=true")
     assert (code, "0 done" in out, made, lab.out.exists()) == (0, True, [], False)
     code, out, _ = command("ablate", *words, "exit_code=verdict")
-    assert (code, out.count("failed: cells/")) == (1, 2)
+    assert (code, out.count("failed: runs/")) == (1, 2)
     assert command("ablate", *words, "plan_only=true")[0] == 0, "the same ablation"
     assert command("report", "output_dir=out")[:2] == (0, out)
     assert command("report", "output_dir=.", "json=true")[:2] == (2, ""), "of one ablation"

@@ -13,7 +13,7 @@ from lm.cli.compose import compose
 from lm.cli.evaluate import parse_arguments
 from lm.config import RECIPES, RunConfig, recipe_of
 from lm.errors import UserError
-from lm.lab.ablation.settings import AblateConfig
+from lm.lab.ablation.question import AblateConfig
 from tests.helpers.ablation_folder import write_run_dir
 
 KINDS = kinds_of(RunConfig)

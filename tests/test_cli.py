@@ -30,7 +30,7 @@ from lm.cli.help import CHOSEN_FROM
 from lm.cli.main import report_error
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.settings import AblateConfig
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands import ablate
 from lm.system.terminal import printable
 

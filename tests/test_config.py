@@ -42,7 +42,7 @@ from lm.config import (
 )
 from lm.config import HEADS as KINDS
 from lm.errors import UserError
-from lm.lab.ablation.settings import AblateConfig, TuneConfig
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.export import ExportConfig
 from lm.training.run_directory import default_directory
 from tests.helpers.runs import MUON, change
@@ -111,7 +111,6 @@ REFUSED: list[Case] = [
     *each(TrainerConfig, "trainer.", {"strategy": ["fsdp"], "gradient_clip_val": [-1.0, NAN]}),
     *each(TrainerConfig, "trainer.", dict.fromkeys(("devices", "num_nodes", "max_steps", "log_every_n_steps"), (0,))),
     *each(TrainerConfig, "trainer.", {"accumulate_grad_batches": [0]}),
-    *each(TuneConfig, "ablation.tune.", {"trials": [-1], "seeds": [[], [7, 7]], "factor": [1.0]}),
     *each(CheckpointConfig, "checkpoint.", {"every": [0], "keep": [0]}),
     *each(ValidationConfig, "validation.", {"every": [-1], "batches": [0]}),
     *each(DiagnosticsConfig, "diagnostics.", {"every": [-1]}),

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from lm.errors import UserError
-from lm.lab.ablation.executors import EXECUTORS
-from lm.lab.ablation.record import read_record
-from lm.lab.ablation.report import results_frame
+from lm.lab.ablation.ask import confirmation
+from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.folder import COLUMNS, IN_MEMORY, read_record
 from lm.lab.ablation.results import Results
-from lm.lab.commands.question import confirmation
 from tests.conftest import Outcome
 from tests.helpers.ablations import SHORT, Lab, instant, plan_in_a_moment
 from tests.test_compare import TINY
@@ -21,15 +20,16 @@ def small(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.chdir(tmp_path)
     losses = {"tied": 3.0, "untied": 2.5, "scaled": 3.0}
     made = instant(lambda spec: losses[spec.arm] + spec.seed % 7 * 1e-3 * (1 + (spec.arm == "tied")))
-    monkeypatch.setitem(EXECUTORS, "local", made)
+    monkeypatch.setitem(ENGINES, "local", made)
     plan_in_a_moment(monkeypatch)
     monkeypatch.setattr("lm.lab.ablation.ablate.write_report", write_rows)
     return Lab(tmp_path, corpus, SHORT)
 
 
-def write_rows(results: Results) -> None:
+def write_rows(results: Results, is_at_work: bool | None = None) -> None:
     """Write what a later call reads of a report: its pages take half of the time."""
-    results_frame(results).to_csv(results.folder / "results.csv", index=False, lineterminator="\n")
+    columns = [key for key in COLUMNS if key not in IN_MEMORY]
+    results.runs[columns].to_csv(results.folder / "results.csv", index=False, lineterminator="\n")
 
 
 def test_a_file_that_was_cut_is_named_with_its_line(small: Lab) -> None:
@@ -46,7 +46,7 @@ def test_a_file_that_was_cut_is_named_with_its_line(small: Lab) -> None:
 def test_a_call_that_is_killed_at_its_end_leaves_a_folder_that_the_next_one_completes(
     broken: str, small: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*arguments: object) -> None:
+    def die(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -60,23 +60,22 @@ def test_a_call_that_is_killed_at_its_end_leaves_a_folder_that_the_next_one_comp
 def test_a_look_that_decides_can_be_confirmed(small: Lab) -> None:
     results = small.run(seeds=[0, 1, 2, 3], looks=[3, 4])
     assert (results.contrasts[0].verdict, results.contrasts[0].n_seeds) == ("better", 3)
-    asked = confirmation(small.out, small.root / "again")
-    assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102], "test-confirm")
+    asked = confirmation(small.out)
+    assert (asked["looks"], asked["seeds"], asked["name"]) == ([], [100, 101, 102, 103], "test-confirm")
 
 
-def test_a_confirmation_takes_the_primary_arms_and_seeds_that_the_ablation_has_not_used(small: Lab) -> None:
+def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_the_text(small: Lab) -> None:
     arms = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied"]}
     with pytest.raises(UserError, match=r"out: holds no ablation\.json"):
-        confirmation(small.out, small.root / "again")
-    small.run(seeds=[100, 102], arms=arms, seed_offsets={"scaled": 1})
-    asked = confirmation(small.out, small.root / "again")
+        confirmation(small.out)
+    small.run(seeds=[100, 102], arms=arms, seed_offsets={"scaled": 1}, folds=True)
+    asked = confirmation(small.out)
     assert (asked["arms"], asked["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert asked["seeds"] == [104, 106], "101, 103 and 105 are those of the offset"
-    assert asked["name"] == "test-confirm"
+    assert (asked["name"], asked["first_fold"]) == ("test-confirm", 0.5)
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
-    for seeds, confirmed in (([5, 7], [5, 7]), ([5, 7, 9], [104, 106])):  # as many, of the same arms, or not
-        small.run(folder="again", seeds=seeds)
-        assert confirmation(small.out, small.root / "again")["seeds"] == confirmed
+    small.run(folder="all", seeds=[*range(10)], folds=True)
+    assert len(confirmation(small.root / "all")["seeds"]) == 9, "half a part further there is one less"
 
 
 @pytest.mark.slow
@@ -87,4 +86,4 @@ def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[...
     for _ in range(2):
         code, shown, error = lab("ablate", f"confirm={asked}")
         assert (code, "3 seeds" in shown) == (0, True), error
-    assert read_record(Path(f"ablations/{asked.name}-confirm")).seeds == [100, 101, 102]
+    assert read_record(Path(f"ablations/{asked.name}-confirm")).question.seeds == [100, 101, 102]

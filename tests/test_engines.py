@@ -1,4 +1,4 @@
-"""Executors and the loop that makes runs on them; real processes, and real clusters where there are any."""
+"""Engines and the loop that makes runs on them; real processes, and real clusters where there are any."""
 
 import contextlib
 import json
@@ -22,11 +22,11 @@ from conftest import Script
 
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation import executors
-from lm.lab.ablation.executors import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
+from lm.lab.ablation import execute as engines
+from lm.lab.ablation.execute import ENGINES, Ending, Engine, execute, job_parameters, make_run_on_node
+from lm.lab.ablation.folder import Failure, RunFiles
 from lm.lab.ablation.plan import RunSpec
-from lm.lab.ablation.record import Failure, RunFiles
-from lm.lab.ablation.settings import AblateConfig, SlurmConfig
+from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.files import read_csv, sha256
 from tests.helpers.ablations import SMALL, question
 from tests.helpers.runs import composed, wait_for
@@ -34,33 +34,44 @@ from tests.helpers.runs import composed, wait_for
 KILLED, ERROR = Ending(Failure.KILLED, "its node is gone"), Ending(Failure.ERROR, "exit code 127")
 
 
-class Scripted(Executor):
+class Scripted(Engine):
     """Makes nothing: of each run it says how its tries end, the last of them with divergence if `ends` is short."""
 
-    name = "local"
+    name, seconds = "local", 0.0
 
     def __init__(self, *ends: Ending, begins: bool = True) -> None:
         self.ends, self.begins = ends, begins
         self.submitted: list[str] = []
         self.running: list[RunSpec] = []
-        self.most_running = self.n_cancelled = 0
+        self.cancelled: list[str] = []
+        self.most_running = 0
 
-    def submit(self, spec: RunSpec) -> None:
+    def submit(self, spec: RunSpec) -> RunSpec:
         self.submitted.append(spec.run_dir)
         self.running.append(spec)
         self.most_running = max(self.most_running, len(self.running))
+        return spec
 
-    def poll(self) -> dict[str, Ending]:
-        spec = self.running.pop(0)
+    def ended(self, handle: RunSpec) -> Ending | None:
+        if handle is not self.running[0]:
+            return None
+        self.running.remove(handle)
         if self.begins:
-            spec.files.where.write_text("{}")
-        tries = self.submitted.count(spec.run_dir)
+            handle.files.where.write_text("{}")
+        tries = self.submitted.count(handle.run_dir)
         if tries > len(self.ends):
-            spec.files.write_status("diverged", "error", "nan")
-        return {spec.run_dir: self.ends[min(tries, len(self.ends)) - 1]}
+            handle.files.write_status("diverged", "error", "nan")
+        return self.ends[min(tries, len(self.ends)) - 1]
 
-    def cancel(self) -> None:
-        self.n_cancelled += 1
+    def cancel(self, handle: RunSpec) -> None:
+        self.cancelled.append(handle.run_dir)
+
+
+class Endless(Scripted):
+    """Ends no run before it is cancelled."""
+
+    def ended(self, handle: RunSpec) -> Ending | None:
+        return super().ended(handle) if len(self.cancelled) == self.most_running else None
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +81,24 @@ def run() -> RunConfig:
 
 @pytest.fixture
 def planned(run: RunConfig, tmp_path: Path) -> list[RunSpec]:
-    names = [f"cells/a-seed{seed}-0" for seed in range(4)]
+    names = [f"runs/a-seed{seed}-0" for seed in range(4)]
     runs = [replace(run, run_dir=str(tmp_path / name)) for name in names]
-    about: dict[str, Any] = {"purpose": "reported", "arm": "a", "steps": 9, "identity": {"device": "cpu"}}
+    about: dict[str, Any] = {"arm": "a", "identity": {"device": "cpu"}}
     return [RunSpec(seed=seed, run_dir=names[seed], run=runs[seed], **about) for seed in range(4)]
 
 
-def executed(planned: list[RunSpec], executor: Executor) -> list[str]:
+def executed(planned: list[RunSpec], engine: Engine) -> list[str]:
     ended: list[str] = []
-    execute(planned, executor, 2, lambda spec: ended.append(spec.run_dir))
+    execute(planned, engine, 2, lambda spec: ended.append(spec.run_dir))
     return ended
 
 
 def test_a_killed_run_is_tried_again_and_a_failed_one_is_not(planned: list[RunSpec], tmp_path: Path) -> None:
     for ends, n_tries, kind in [((KILLED,), 2, "error"), ((KILLED,) * 2, 2, "killed"), ((ERROR,), 1, "error")]:
-        executor = Scripted(*ends)
-        assert sorted(executed(planned, executor)) == [spec.run_dir for spec in planned]
-        assert [executor.submitted.count(spec.run_dir) for spec in planned] == [n_tries] * 4
-        assert (executor.most_running, executor.n_cancelled) == (2, 0)
+        engine = Scripted(*ends)
+        assert sorted(executed(planned, engine)) == [spec.run_dir for spec in planned]
+        assert [engine.submitted.count(spec.run_dir) for spec in planned] == [n_tries] * 4
+        assert (engine.most_running, engine.cancelled) == (2, [])
         outcome = RunFiles(tmp_path / planned[0].run_dir).read()
         assert (outcome.status, outcome.kind) == ("failed" if len(ends) == n_tries else "diverged", kind)
 
@@ -96,14 +107,15 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(p
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    interrupted, absent = Scripted(KILLED), Scripted(ERROR, begins=False)
+    interrupted, absent = Endless(KILLED), Scripted(ERROR, begins=False)
     absent.name = "slurm"
     with pytest.raises(KeyboardInterrupt):
         execute(planned, interrupted, 3, on_poll=interrupt)
-    with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
+    with pytest.raises(UserError, match=r"runs/a-seed0-0 could not begin \(exit code 127\)"):
         execute(planned, absent, 2)
-    for executor in (interrupted, absent):
-        assert (executor.n_cancelled, executor.running) == (1, [])
+    assert interrupted.cancelled == [f"runs/a-seed{seed}-0" for seed in range(3)]
+    assert absent.cancelled == ["runs/a-seed1-0"]
+    assert interrupted.running == absent.running == []
 
 
 def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
@@ -120,26 +132,26 @@ def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
 
 def make_failing_run(spec: RunSpec) -> None:
     def fail(_: RunSpec) -> None:
-        executors.log.info("https://me:PASSWORD@host/a.txt: is read")
+        engines.log.info("https://me:PASSWORD@host/a.txt: is read")
         raise OSError("https://me:PASSWORD@host/a.txt: is not there")
 
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  not that of pytest, nor its handlers
     for name in (None, "lm"):
         logging.getLogger(name).handlers.clear()
-    executors._train = fail
-    executors.make_run(spec, "local")
+    engines._train = fail
+    engines.make_run(spec, "local")
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
     spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
-    with pytest.raises(UserError, match=f"^output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}"):
+    with pytest.raises(UserError, match=f"^output_dir: {tmp_path / 'runs'} is not on node {socket.gethostname()}"):
         make_run_on_node(spec, "ray", os.getcwd())
-    (tmp_path / "cells").mkdir()
+    (tmp_path / "runs").mkdir()
     with pytest.raises(UserError, match=r"^/nowhere: cannot be used on node "):
         make_run_on_node(spec, "ray", "/nowhere")
     with pytest.raises(UserError, match=r"^lm: the training code on node "):
         make_run_on_node(other, "ray", os.getcwd())
-    assert not list((tmp_path / "cells").iterdir()), "no run has begun"
+    assert not list((tmp_path / "runs").iterdir()), "no run has begun"
 
 
 @pytest.mark.parametrize(("n_gpus", "workers"), [(0, 8), (1, 1), (2, 2)])
@@ -147,16 +159,16 @@ def test_one_run_has_a_gpu_and_runs_share_the_cores(
     n_gpus: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Use 16 cores and two threads for each run."""
-    monkeypatch.setattr(executors, "cores", lambda: 16)
+    monkeypatch.setattr(engines, "cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    assert EXECUTORS["local"](AblateConfig(ablation=question()), tmp_path).default_workers(2) == workers
+    assert ENGINES["local"](AblateConfig(ablation=question()), tmp_path).default_workers(2) == workers
 
 
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, package in {"ray": "ray", "slurm": "submitit"}.items():
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
-            EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
+            ENGINES[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
@@ -176,7 +188,7 @@ def disturbed(folder: Path, n: int, disturb: Callable[[], object]) -> Iterator[N
     """Disturbed as soon as n runs train."""
 
     def wait_and_disturb() -> None:
-        wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")) >= n, 200)
+        wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("runs/*-*[0-9a-f]")) >= n, 200)
         disturb()
 
     with ThreadPoolExecutor(1) as pool:
@@ -230,6 +242,6 @@ def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
 
 def outcomes(folder: Path) -> dict[str, Any]:
     """The score, the settings and the weights of each run."""
-    results = {path.parent: json.loads(path.read_text()) for path in folder.glob("cells/*/result.json")}
+    results = {path.parent: json.loads(path.read_text()) for path in folder.glob("runs/*/result.json")}
     weights = {path: sha256(path / "model/model.safetensors") for path in results}
     return {path.name: (result["val_loss"], result["config_hash"], weights[path]) for path, result in results.items()}

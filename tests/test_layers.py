@@ -104,7 +104,7 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
     "steps",
     [
         {
-            "lm, lm.lab.ablation.settings, lm.training.run_directory": "torch hydra lightning numpy datasets",
+            "lm, lm.lab.ablation.question, lm.training.run_directory": "torch hydra lightning numpy datasets",
             "lm.lab.commands.runs": "torch lightning numpy matplotlib scipy datasets",
             "lm.lab.results, lm.lab.runs.listing, lm.lab.ablation.rows": "torch hydra lightning datasets",
             "lm.cli.train, lm.cli.generate, lm.lab.commands.ablate": "torch lightning datasets",

@@ -330,15 +330,15 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path: P
         threading.Thread(target=server.serve_forever, daemon=True).start()
         shown = json.loads(ask(server, "GET", "/runs")[1])["ablation"]
         record = json.loads((folder / "ablation.json").read_text())
-        assert shown["question"] == record["question"]
+        assert shown["question"] == record["question"]["question"]
         assert shown["left"] == "8 of 12 runs are done; 4 missing"
         assert {answer["verdict"] for answer in shown["answers"]} <= {"better", "worse", "equivalent", "undecided"}
         status, page, headers = ask(server, "GET", "/report")
         policy = headers["Content-Security-Policy"]
         assert (status, 'href="/#runs"' in page, "script-src" in policy) == (200, True, False)
-        (address,) = re.findall(r'href="(cells/tied-seed0[^"]*)"', page)
+        (address,) = re.findall(r'href="(runs/tied-seed0[^"]*)"', page)
         status, _, headers = ask(server, "GET", f"/{address}")
-        assert (status, headers["Location"]) == (302, "/#prompt&first=cells%2Ftied-seed0-1000")
+        assert (status, headers["Location"]) == (302, "/#prompt&first=runs%2Ftied-seed0-1000")
         server.shutdown()
 
 

@@ -1,6 +1,8 @@
 """From a question to runs: arms composed and checked, parameters matched, budgets made equal, runs named."""
 
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +12,11 @@ from conftest import ROOT
 
 from lm.errors import UserError
 from lm.lab.ablation.ablate import plan_json
-from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash, set_steps
-from lm.lab.ablation.executors import EXECUTORS
-from lm.lab.ablation.settings import TuneConfig
-from lm.lab.ablation.statistics import minimum_detectable_effect
+from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash
+from lm.lab.ablation.plan import seconds_to_go
 from lm.lab.ablation.warnings import plan_warnings
-from lm.lab.commands.question import confirmation
 from lm.system.code import code_identity
-from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
+from tests.helpers.ablations import Lab, draw_nothing, plan_in_a_moment
 
 
 @pytest.fixture
@@ -59,11 +58,10 @@ def test_arms_are_composed_of_what_is_common_and_their_own(planner: Lab) -> None
     assert untied.n_params - tied.n_params == 257 * 40
     assert untied.flops_per_token == tied.flops_per_token
     for spec in planner.asked():  # max_tokens overrules any number of steps
-        assert (spec.steps, spec.run.trainer.max_steps, spec.run.max_tokens) == (20, 20, None)
+        assert (spec.run.trainer.max_steps, spec.run.max_tokens) == (20, None)
 
 
 AB: dict[str, Any] = {"arms": {"a": [], "b": []}, "baseline": "a", "primary": []}
-TWO = {"untied": "tied", "tied": "untied"}
 
 
 def arms(*overrides: str) -> dict[str, Any]:
@@ -76,22 +74,25 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"baseline": "tid"}, [], "ablation.baseline=tid: no such arm; choose one of tied, untied"),
         ({"arms": {"tied": []}}, [], "ablation.arms: has 1"),
         ({"arms": {"tied": [], "un/tied": []}}, [], "ablation.arms.un/tied"),
+        ({"arms": {"tied": [], "_untied": []}, "primary": []}, [], "ablation.arms._untied"),
         ({"seeds": [0, 1, 0]}, [], "ablation.seeds=[0, 1, 0]"),
         ({"seeds": [-1]}, [], "ablation.seeds=-1"),
         ({"contrasts": {"a": {"tied": 1, "untied": -1}, "b": {"untied": 2, "tied": -2}}}, [], "ablation.contrasts.b"),
         ({"primary": ["tied"]}, [], "ablation.primary: tied"),
-        ({"baselines": {"untied": "untied"}, "primary": []}, [], "ablation.baselines: untied is compared with itself"),
-        ({"baselines": TWO}, [], "ablation.baselines: tied with untied with tied never ends"),
+        ({"baselines": {"untied": "untied"}, "primary": []}, [], "ablation.baselines.untied=untied"),
+        ({"baselines": {"tied": "untied"}}, [], "ablation.baselines.tied=untied"),
         ({"match_parameters": {"untied": "model.dropout"}}, [], "ablation.match_parameters.untied=model.dropout"),
         ({"match_parameters": {"tied": "model.d_ff"}}, [], "ablation.match_parameters: tied"),
         ({"seed_offsets": {"untied": 1}}, [], "ablation.seed_offsets.untied=1"),
-        ({"seed_offsets": {"untied": 7}, "tune": TuneConfig(trials=4, seeds=[8])}, [], "ablation.tune.seeds: 8"),
-        ({"tune": TuneConfig(trials=4, seeds=[1])}, [], "ablation.tune.seeds: 1"),
+        ({"folds": True, "seeds": [*range(11)]}, [], "ablation.seeds: 11 pairs hold out 11 different parts"),
+        ({"folds": True, "first_fold": 0.5, "seeds": [*range(10)]}, [], "ablation.seeds: 10 pairs hold out 11"),
+        ({"metric": "val_top1", "equivalence_margin": None}, [], "ablation.equivalence_margin: is missing"),
+        ({}, ["max_minutes=1"], "max_minutes=1"),
         ({"name": "../x"}, [], "ablation.name=../x"),
         ({"equivalence_margin": 0.0}, [], "ablation.equivalence_margin=0.0"),
         ({"metric": "loss"}, [], "ablation.metric=loss"),
         ({"budget": "time"}, [], "ablation.budget=time"),
-        ({"looks": [1, 2]}, [], "ablation.looks=[1, 2]"),
+        ({"seeds": [0, 1, 2, 3], "looks": [2, 4]}, [], "ablation.looks=[2, 4]"),
         ({"seeds": [0, 1, 2], "looks": [3, 2]}, [], "ablation.looks=[3, 2]"),
         ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, [], "ablation.contrasts.it={'untied': 1, 'tied': -0.5}: "),
         ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, [], "ablation.contrasts.it=tid"),
@@ -106,7 +107,8 @@ def arms(*overrides: str) -> dict[str, Any]:
         (arms("data.val_fraction=0.4"), [], "ablation.arms: b and a would be scored on different validation texts"),
         (arms("tokenizer=char"), [], "ablation.metric=val_loss: b and a have different tokenizers"),
         ({"match_parameters": {"untied": "model.n_layers"}}, [], "ablation.arms.untied: ablation.match_parameters"),
-        ({"tune": TuneConfig(trials=4, hyperparameters=["data.path"])}, [], "ablation.tune.hyperparameters: data.path"),
+        ({"tune": "data.path"}, [], "ablation.tune=data.path"),
+        ({"tune": "model.dropout"}, [], "ablation.tune=model.dropout: expected a setting that is neither"),
         ({}, ["head=untied"], "ablation.arms.tied: head=tied"),
         ({}, ["seed=3"], "seed=3"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
@@ -158,44 +160,74 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     for budget in ("tokens", "flops"):
         plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budget=budget)
         tied, untied = plan.arms["tied"], plan.arms["untied"]
-        assert tied.steps[budget] == 30
+        assert tied.steps == 30
         spent = [
-            arm.steps[budget] * arm.tokens_per_step * (1 if budget == "tokens" else arm.flops_per_token)
+            arm.steps * arm.tokens_per_step * (1 if budget == "tokens" else arm.flops_per_token)
             for arm in (tied, untied)
         ]
-        assert spent[1] == pytest.approx(spent[0], rel=0.5 / untied.steps[budget])
-    plan.arms["untied"].flops_per_token = plan.arms["tied"].flops_per_token
-    set_steps(plan.config, plan.arms)
-    steps = untied.steps["flops"]
-    plan.arms["untied"].flops_per_token = round(1.015 * plan.arms["tied"].flops_per_token)
-    set_steps(plan.config, plan.arms)
-    assert untied.steps["flops"] == steps, "so small a difference does not count"
-
-
-def steps_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def time_steps(arms: Any) -> None:
-        for arm in arms:
-            arm.seconds_per_step = seconds
-
-    monkeypatch.setattr("lm.lab.ablation.plan.time_steps", time_steps)
+        assert spent[1] == pytest.approx(spent[0], rel=0.5 / untied.steps)
 
 
 def test_a_plan_in_numbers_says_what_would_be_detected(planner: Lab) -> None:
     plan = planner.plan(seeds=[*range(5)])
-    pairs: Any = SimpleNamespace(contrasts=[SimpleNamespace(sd=0.01, family="primary")])
+    pairs: Any = SimpleNamespace(contrasts=[SimpleNamespace(sd=0.01, family="primary")], question=plan.question)
     planned = plan_json(plan, planner.steps[-1], pairs)
     assert planned["runs"]["missing"] == 10
-    assert planned["minimum_detectable"] == minimum_detectable_effect(0.01, 5, 0.05)
+    assert planned["minimum_detectable"] == pytest.approx(0.0167, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_the_steps_of_max_minutes_are_those_of_all_arms_and_seeds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 2.0 + spec.seed))
-    for second in (1.0, 2.0):
-        steps_take(second, monkeypatch)
-        record = lab.run("max_minutes=0.2", folder="steps").record
-        assert {run.steps for run in record.runs} == {12}
-    assert "trainer.max_steps=12" in confirmation(lab.root / "steps", lab.root / "confirm")["overrides"]
+def test_the_time_to_go_is_that_of_the_busiest_worker(planner: Lab) -> None:
+    plan = planner.plan(seeds=[0, 1, 2])
+    step = planner.steps[-1]
+    for arm in plan.arms.values():
+        arm.seconds_per_step = 2.0
+    seconds = plan.arms["tied"].seconds()
+    step = replace(step, missing=[replace(spec, seconds=seconds) for spec in step.missing])
+    for workers, rounds in ((1, 6), (2, 3), (4, 2), (16, 1)):
+        own = replace(plan, record=replace(plan.record, workers=workers))
+        assert seconds_to_go(own, step) == pytest.approx(rounds * seconds), "a run cannot be divided"
+
+
+# --- parts of the text, and tuned arms
+
+
+def test_each_pair_holds_out_a_part_of_its_own(planner: Lab) -> None:
+    plan = planner.plan(folds=True, seeds=[5, 6, 7])
+    assert [(spec.arm, spec.run.seed, spec.run.data.fold) for spec in planner.asked()] == [
+        (arm, seed, seed - 5) for arm in ("tied", "untied") for seed in (5, 6, 7)
+    ], "by the index of the pair"
+    by_pair = {spec.seed: spec.identity["data_hash"] for spec in planner.asked()}
+    assert len({*by_pair.values()}) == 3
+    assert len(plan.arms["tied"].scored_tokens) == 3
+    planner.plan(folds=True, seeds=[0, 1], first_fold=0.5)
+    assert [spec.run.data.fold for spec in planner.asked()[:2]] == [0.5, 1.5]
+    for typed in (["data.fold=3"], [f"data.val_path={planner.text}.2"]):
+        Path(f"{planner.text}.2").write_text("another text, " * 100)
+        planner.plan(*typed, folds=True)
+        assert not planner.plans[-1].question.folds, "what is typed holds for all pairs"
+
+
+def test_a_margin_of_one_percent_is_converted_to_bits_per_byte(planner: Lab) -> None:
+    assert planner.plan(equivalence_margin=None).question.equivalence_margin == 0.01
+    plan = planner.plan(equivalence_margin=None, metric="val_bpb")
+    assert plan.question.equivalence_margin == pytest.approx(0.01 / math.log(2), abs=5e-4), "a token is a byte here"
+
+
+def test_a_tuned_question_begins_with_its_pilot(planner: Lab) -> None:
+    plan = planner.plan(tune="true", seeds=[0, 1, 2])
+    step = planner.steps[-1]
+    assert {(spec.arm, spec.seed, spec.factor) for spec in step.todo} == {
+        (arm, seed, by) for arm in ("tied", "untied") for seed in (0, 1) for by in (0.5, 1.0, 2.0)
+    }
+    scales = {spec.factor: spec.run.optim.lr_scale for spec in step.todo}
+    assert scales == {0.5: 0.5, 1.0: 1.0, 2.0: 2.0}
+    assert step.n_open == 2 * (5 * 3 - 3 * 2)
+    assert "30 or more runs, 0 done" in planner.tables[-1]
+    other = planner.plan("model.dropout=0.2", tune="model.dropout")
+    assert {spec.run.model.dropout for spec in planner.steps[-1].todo} == {0.1, 0.2, 0.4}
+    assert all(arm.is_tuned for arm in (plan.arms["tied"], other.arms["tied"]))
+    far = planner.plan("model.dropout=0.6", tune="model.dropout")
+    assert not far.is_allowed("tied", 2), "1.2 is no fraction"
 
 
 # --- the names of runs
@@ -203,13 +235,10 @@ def test_the_steps_of_max_minutes_are_those_of_all_arms_and_seeds(lab: Lab, monk
 
 @pytest.mark.slow
 def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
-    plan = lab.plan()
-    arm = plan.arms["untied"]
-    arm.steps["more"] = 31
-    first = plan.spec("reported", arm, 0, "tokens", {})
-    others = [plan.spec("reported", arm, 1, "tokens", {}), plan.spec("reported", arm, 0, "more", {})]
-    others += [plan.spec("reported", arm, 0, "tokens", {"optim.lr": 0.1})]
-    assert (others[2].run.optim.lr, arm.run.optim.lr != 0.1) == (0.1, True)
+    plan = lab.plan(tune="optim.lr")
+    first = plan.spec("untied", 0, 0)
+    others = [plan.spec("untied", 1, 0), plan.spec("untied", 0, 1), plan.spec("tied", 0, 0)]
+    assert others[1].run.optim.lr == pytest.approx(2**0.5 * first.run.optim.lr, rel=1e-5)
     assert len({first.run_dir, *(spec.run_dir for spec in others)}) == 4
     before = names(lab)
     assert before == names(lab)
@@ -221,7 +250,7 @@ def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
 def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
     planner.plan(**AB, seed_offsets={"b": 100})
     seeds = [(spec.arm, spec.seed, spec.run.seed) for spec in planner.asked()]
-    assert seeds == [("a", 0, 0), ("b", 0, 100), ("a", 1, 1), ("b", 1, 101)]
+    assert seeds == [("a", 0, 0), ("a", 1, 1), ("b", 0, 100), ("b", 1, 101)]
 
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,39 +297,10 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path: Path, m
 
 
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
-    tune = TuneConfig(trials=12, seeds=[77, 78], hyperparameters=["optim.lr"])
-    table = planner.table(tune=tune)
+    table = planner.table()
     tied, untied = planner.plans[-1].arms.values()
     for number in (tied.n_params, untied.n_params, tied.flops_per_token, 30 * 4 * 32):
         assert f"{number:,}" in table
-    for words in ("4 runs, 0 done", "about ", str(planner.out), "24 to 48 trials of hyperparameters"):
-        assert words in table  # 2 arms, 2 seeds, 6 to 12
+    for words in ("4 runs, 0 done", "about ", str(planner.out), "margin: 1 % of perplexity"):
+        assert words in table
     assert not planner.out.exists()
-
-
-@pytest.mark.nightly
-def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", executor := instant(lambda spec: abs(spec.run.optim.lr - 0.03)))
-    search: dict[str, Any] = {"seeds": [77], "hyperparameters": ["optim.lr"]}
-    tune = TuneConfig(trials=5, **search)
-    lab.run(tune=tune, overrides=["optim.lr=0.02"])
-    made, tuned = [*executor.made], lab.tuned()
-    assert all(tuned.values())
-    grown = {"tied": ["head=tied"], "untied": ["head=untied"], "more": ["head=untied", "optim.lr=0.9"]}
-    lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
-    assert tuned.items() <= lab.tuned().items()
-    assert {*executor.made[len(made) :]} == {name for name in executor.made if "/more-" in name}
-    lost = next(name for name in made if name.startswith("trials/tied-"))
-    shutil.rmtree(lab.out / lost)
-    rows = (lab.out / "results.csv").read_text().splitlines(keepends=True)
-    (lab.out / "results.csv").write_text("".join(row for row in rows if lost not in row))
-    before = len(executor.made)
-    lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
-    assert executor.made[before:] == [lost], "a trial that was deleted is made again"
-    assert tuned.items() <= lab.tuned().items()
-    for changes in (
-        {"arms": grown | {"tied": ["head=tied", "optim.lr=0.05"]}},
-        {"tune": TuneConfig(trials=6, **search)},
-    ):
-        lab.plan(**{"tune": tune, "overrides": ["optim.lr=0.02"], "arms": grown} | changes)
-        assert "tied" in {run.arm for run in lab.steps[-1].todo}, "another search begins"

@@ -20,10 +20,9 @@ from lm.cli.compose import compose
 from lm.cli.train import sweep_table as sweep
 from lm.config import config_hash
 from lm.errors import UserError
-from lm.lab.ablation.contrasts import compare_arms, decimals
-from lm.lab.ablation.record import AblationRecord, ArmRecord, read_record
-from lm.lab.ablation.report import plain
-from lm.lab.ablation.settings import METRICS, AblateConfig
+from lm.lab.ablation.folder import ArmRecord, plain, read_record
+from lm.lab.ablation.judge import decimals, judge
+from lm.lab.ablation.question import METRICS, AblateConfig, Question
 from lm.lab.results import contrasts
 from tests.helpers.runs import composed
 
@@ -101,43 +100,45 @@ def test_published_contrasts_follow_from_the_rows(name: str) -> None:
 def test_an_untuned_study_is_judged_as_it_was_published(name: str) -> None:
     """The program judges the rows of results.csv anew, and so does scipy."""
     rows, table = published(name), reported(name)
-    record = record_of(name, rows, table)
-    runs = table.assign(budget=rows[0]["budget"], is_own_failure=table.status == "failed")
-    for contrast, row in zip(compare_arms(record, runs, {}), rows, strict=True):
-        again = {key: plain(value) for key, value in contrast.row().items() if key in row}
-        as_text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in again.items()}
-        assert {key: "" if value == "null" else value for key, value in as_text.items()} == {
-            key: row[key] for key in again
-        }
+    question, arms = question_of(name, rows, table)
+    runs = table.assign(factor=1.0, is_own_failure=table.status == "failed")
+    numbers = ("mean_difference", "sd", "ci_low", "ci_high", "p", "p_equivalent", "p_adjusted", "p_equivalent_adjusted")
+    for contrast, row in zip(judge(question, runs, arms), rows, strict=True):
+        assert (contrast.arm, contrast.baseline, contrast.n_seeds) == (row["arm"], row["baseline"], int(row["n_seeds"]))
+        assert plain(contrast.differences) == json.loads(row["differences"])
+        is_new_rule = contrast.n_seeds < 3 or contrast.untrainable
+        assert contrast.verdict == row["verdict"] or is_new_rule
+        again = [getattr(contrast, key) for key in numbers]
+        assert again == pytest.approx([json.loads(row[key] or "null") for key in numbers])
     for is_primary in (False, True):
         family = {i: differences(table, row) for i, row in enumerate(rows) if (row["primary"] == "true") == is_primary}
         family = {i: values for i, values in family.items() if len(values) > 1}
         ts = {i: stats.t(len(values) - 1, np.mean(values), stats.sem(values)) for i, values in family.items()}
         different = rejected({i: 2 * min(t.cdf(0), t.sf(0)) for i, t in ts.items()})
-        margin = record.equivalence_margin
+        margin = question.equivalence_margin or 0.0
         equivalent = rejected({i: max(t.cdf(-margin), t.sf(margin)) for i, t in ts.items()})
         for i, t in ts.items():
-            direction = "better" if (t.mean() < 0) == METRICS[record.metric][0] else "worse"
+            direction = "better" if (t.mean() < 0) == METRICS[question.metric][0] else "worse"
             verdict = "equivalent" if i in equivalent else direction if i in different else "undecided"
             assert rows[i]["verdict"] == verdict or json.loads(rows[i]["diverged"])
 
 
-def record_of(name: str, rows: list[dict[str, Any]], table: pd.DataFrame) -> AblationRecord:
+def question_of(name: str, rows: list[dict[str, Any]], table: pd.DataFrame) -> tuple[Question, dict[str, ArmRecord]]:
     """What a verdict needs to know beside the rows. The committed record says only how arms are called."""
     arms = json.loads((DOCS / name / "ablation.json").read_text())["arms"]
     sizes = table.groupby("arm")[["n_params", "flops_per_token"]].max().fillna(0).astype(int).to_dict("index")
-    return AblationRecord(
+    question = Question(
         name="study",
         question=rows[0]["question"],
-        arms={arm: ArmRecord(overrides=arms[arm]["overrides"], **sizes[arm]) for arm in arms},
+        arms={arm: arms[arm]["overrides"] for arm in arms},
         baseline=rows[0]["baseline"],
-        pairs={row["arm"]: row["baseline"] for row in rows},
         primary=[row["arm"] for row in rows if row["primary"] == "true"],
         seeds=sorted(map(int, set(table.seed))),
+        folds=False,
         metric=rows[0]["metric"],
         equivalence_margin=float(rows[0]["equivalence_margin"]),
-        budget=rows[0]["budget"],
     )
+    return question, {arm: ArmRecord(overrides=arms[arm]["overrides"], **sizes[arm]) for arm in arms}
 
 
 @pytest.mark.slow
@@ -201,12 +202,10 @@ RECIPES = [settings for settings in LATEST if settings.startswith("experiment=")
 
 def test_included_ablations_use_seeds_for_their_purpose() -> None:
     assert list(FIRST_OF) == ["development", "conditions", "tuning", "figures"]
-    tuning = range(FIRST_OF["tuning"], FIRST_OF["figures"])
     for path in CONFIGS.glob("ablation/*.yaml"):
         ablation = yaml.safe_load(path.read_text())
         offsets = (0, *ablation.get("seed_offsets", {}).values())
-        assert {seed + offset for seed in ablation["seeds"] for offset in offsets} <= {*range(tuning.start)}, path
-        assert {*ablation.get("tune", {}).get("seeds", [tuning.start])} <= {*tuning}, path
+        assert {seed + offset for seed in ablation["seeds"] for offset in offsets} <= {*range(FIRST_OF["tuning"])}, path
 
 
 @pytest.mark.parametrize("settings", RECIPES)

@@ -15,14 +15,11 @@ from conftest import HEADS, ROOT, WHOLE_RESULT
 
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.executors import describe_exit_code
-from lm.lab.ablation.frozen import read_frozen
-from lm.lab.ablation.record import RunFiles, write_record
-from lm.lab.ablation.report import results_frame
+from lm.lab.ablation.execute import describe_exit_code
+from lm.lab.ablation.folder import REPORTED, RunFiles, write_record
+from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
-from lm.lab.ablation.settings import TuneConfig
-from lm.lab.results import contrasts, curves, runs, trials
-from lm.system.files import read_csv
+from lm.lab.results import contrasts, curves, runs
 from tests.helpers.ablation_folder import write_run_dir
 
 STUDIES = ROOT / "docs/studies"
@@ -31,17 +28,22 @@ SEEDS = [0, 1, 2, 3, 4]
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """An ablation of two arms and five seeds, tuned, without the folders of its runs."""
+    """An ablation of two arms and five seeds without the folders of its runs."""
     path, source = tmp_path / "top/study", STUDIES / "tying_broken"
     path.mkdir(parents=True)
     for name in ("results.csv", "curves.csv"):
         shutil.copy(source / name, path)
-    record, *_ = read_frozen(source, read_csv(source / "results.csv"))
-    record.tune = TuneConfig(trials=5, seeds=[1000], hyperparameters=["optim.lr"])
+    edit(path / "results.csv", lambda rows: rows[rows.purpose == REPORTED])
+    for name in ("results.csv", "curves.csv"):
+        (path / name).write_text((path / name).read_text().replace("cells/", "runs/"))
+    record = read_results(source).record
+    for run in record.runs:
+        run.run_dir = run.run_dir.replace("cells/", "runs/")
     for arm in record.arms.values():
-        arm.steps = {"own": 400, "tokens": 400}
+        arm.steps = 400
         arm.identity = {"source_hash": "s" * 64}
-        arm.settings = {"validation.every": 100, "head.untie_at": None, "optim.betas": [0.8, 0.95]}
+        arm.settings = {"validation.every": 100, "head.untie_at": None, "optim.betas": [0.8, 0.95], "optim.lr": 0.1}
+    record.arms["broken"].settings["optim.lr"] = 0.2
     write_record(record, path)
     return path
 
@@ -75,7 +77,7 @@ def test_reported_runs_alone_are_rows_and_those_of_the_first_budget(name: str) -
 
 def test_columns_and_their_types(study: Path) -> None:
     frame = runs(study)
-    assert list(frame)[:8] == ["ablation", "arm", "budget", "seed", "run_dir", "status", "error", "optim.lr"]
+    assert list(frame)[:8] == ["ablation", "arm", "seed", "factor", "run_dir", "status", "error", "optim.lr"]
     chosen = runs(study, settings=["validation.every", "head.untie_at", "optim.betas"])
     for table, kinds in (
         (frame, {"Int64": ["seed", "n_params"], "float64": ["val_loss", "optim.lr"], "string": ["status"]}),
@@ -85,20 +87,6 @@ def test_columns_and_their_types(study: Path) -> None:
     ):
         for kind, keys in kinds.items():
             assert {str(table.dtypes[key]) for key in keys} == {kind}
-
-
-def test_trials_are_every_run_of_the_search(study: Path) -> None:
-    frame, table = trials(study), pd.read_csv(study / "results.csv").query("purpose == 'trial'")
-    assert sorted(frame.run_dir) == sorted(table.run_dir)
-    assert frame.groupby("arm").trial.apply(list).to_dict() == {"tied": SEEDS, "broken": SEEDS}
-    assert frame.score.tolist() == frame.val_loss.tolist()  # one tuning seed
-    assert set(frame.seed) == {1000}
-    assert frame["optim.lr"].tolist() == table["optim.lr"].tolist()
-    edit(study / "results.csv", lambda rows: rows[rows.run_dir != frame.run_dir[0]])
-    assert trials(study).score.isna().tolist() == [True] + [False] * 9
-    untuned = trials(STUDIES / "tying/longer")
-    assert untuned.empty
-    assert {"score", "val_loss"} < set(untuned)
 
 
 def test_a_curve_ends_at_the_last_step_and_its_metric_can_be_chosen(study: Path) -> None:
@@ -115,7 +103,7 @@ def test_a_curve_ends_at_the_last_step_and_its_metric_can_be_chosen(study: Path)
 def test_a_folder_of_ablations_names_them_and_is_only_read(study: Path) -> None:
     shutil.copytree(study, study.parent / "a/other")
     before = {path: path.stat().st_mtime_ns for path in study.parent.rglob("*")}
-    for frame in (runs(study.parent), curves(study.parent), trials(study.parent), contrasts(study.parent)):
+    for frame in (runs(study.parent), curves(study.parent), contrasts(study.parent)):
         assert list(dict.fromkeys(frame.ablation)) == ["a/other", "study"]
     assert {path: path.stat().st_mtime_ns for path in study.parent.rglob("*")} == before
     assert set(runs(study).ablation) == {"study"}
@@ -143,12 +131,11 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
     assert frame.val_loss.isna().tolist() == frame.steps.isna().tolist() == [False, True, True, True, True]
     results = read_results(study)
     assert results.counts() == {"done": 6, "failed": 2, "diverged": 1, "missing": 1}
-    (row,) = (contrast.row() for contrast in results.contrasts)
-    assert (row["seeds"], row["lost_seeds"]) == ([0], [1, 2, 3, 4])
-    assert (row["diverged"], row["broken"]) == ({"broken": [1]}, {"broken": [3]})
+    (row,) = results.contrasts
+    assert (row.seeds, row.diverged, row.failed) == ([0], {"broken": [1]}, {"broken": [3]})
     (shown,) = contrasts(study).to_dict("records")
     assert (shown["verdict"], shown["n_seeds"]) == ("undecided", 1)
-    for key in ("limited_by", "sd", "ci_low", "p"):
+    for key in ("sd", "ci_low", "p"):
         assert pd.isna(shown[key])
 
 
@@ -164,7 +151,7 @@ def test_a_run_that_diverged_stays_a_row_when_it_is_not_asked_for_any_more(study
     record = json.loads((study / "ablation.json").read_text())
     record["runs"] = [run for run in record["runs"] if run["run_dir"] != name]
     (study / "ablation.json").write_text(json.dumps(record))
-    rows = results_frame(read_results(study))
+    rows = read_results(study).runs
     assert rows.set_index("run_dir").loc[name, ["status", "purpose"]].tolist() == ["diverged", "unused"]
 
 
@@ -175,14 +162,14 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
 
     before, path = status(), study / run_dir_of(study, "tied", 0)
     assert before[0] == "done"
-    assert read_results(study).reported().has_folder.tolist() == [False] * 10
+    assert read_results(study).reported.has_folder.tolist() == [False] * 10
     path.mkdir(parents=True)  # it is being run again
     assert status() == ("missing", pytest.approx(float("nan"), nan_ok=True))
     path.with_name(f"{path.name}.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
     assert status()[0] == "diverged"
     (path / "result.json").write_text(json.dumps(WHOLE_RESULT | {"val_loss": 3.5, "resumed_from": [5, 7]}))
     assert status() == ("done", 3.5)
-    run = read_results(study).reported().iloc[0]
+    run = read_results(study).reported.iloc[0]
     assert (run.resumed_from, run.torch, run.has_folder) == ("5 7", "2", True)
     (path / "result.json").write_text("[]")
     assert status()[0] == "failed"
@@ -198,10 +185,10 @@ def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(study: Path, 
     RunFiles(path).write_status("failed", str(ending.kind), ending.message)
     for _ in range(2):
         results = read_results(study)
-        run = results.runs.set_index("run_dir").loc[f"cells/{path.name}"]
+        run = results.runs.set_index("run_dir").loc[f"runs/{path.name}"]
         assert (run.status, run.error, run.is_own_failure) == ("failed", ending.message, is_own)
-        assert results.contrasts[0].broken == ({"broken": [4]} if is_own else {})
-        results_frame(results).to_csv(study / "results.csv", index=False)
+        assert results.contrasts[0].failed == ({"broken": [4]} if is_own else {})
+        write_report(results)
         shutil.rmtree(path.parent, ignore_errors=True)  # then the row says the same
 
 
@@ -231,7 +218,7 @@ def test_runs_without_an_ablation(tmp_path: Path) -> None:
 def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> None:
     write_run_dir(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: trials(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
+        (lambda: contrasts(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
         (lambda: contrasts(tmp_path / "absent"), "absent: no such folder"),
         (lambda: runs(tmp_path / "absent"), "absent: no such folder"),
         (lambda: runs(study, ["head.untied"]), r"^settings: head.untied .*head.untie_at"),
@@ -247,8 +234,8 @@ def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> N
     [
         ("ablation.json", "", ""),
         ("ablation.json", {"begn": "x"}, "begn: "),
-        ("ablation.json", {"seeds": [0, "x"]}, "seeds[1]: "),
-        ("ablation.json", {"tune": {"factor": 99.0}}, "ablation.tune.factor=99"),
+        ("ablation.json", {"threads": "x"}, "threads: "),
+        ("ablation.json", {"question": {"name": "a", "seeds": [0, "x"]}}, "question.seeds[1]: "),
         ("results.csv", "status\ndone\n", ""),
         ("curves.csv", "step\n1\n", ""),
     ],

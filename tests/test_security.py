@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,10 +79,9 @@ def test_the_page_has_a_row_for_each_command() -> None:
 
 
 def test_no_text_in_a_report_steers_a_terminal() -> None:
-    answer = ("a\x1b[31m: b", "better", ["c\x1b[31m"])
-    context = {"answers": [answer], "basis": [], "comparisons": [], "warnings": []}
-    flags = {"running": False}
-    assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
+    answer = {"sentence": "a\x1b[31m: b", "verdict": "better", "weakened": ["c\x1b[31m"]}
+    context: dict[str, Any] = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_running": False}
+    assert "\x1b" not in render("ablation.md.j2", question="b\x1b[31m", unit="", ci="", digits=3, **context)
     assert "\x1b" not in shorten("a\x1b[31m")
 
 

@@ -140,7 +140,7 @@ def _read_again(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
 
 
 def split(
-    text: Text, val_fraction: float, val_max_bytes: int | None, fold: int | None = None
+    text: Text, val_fraction: float, val_max_bytes: int | None, fold: float | None = None
 ) -> tuple[Part, Part, str, float]:
     """Return training part, validation part, the hash that identifies both, and the share that was too much.
 
@@ -162,20 +162,24 @@ def split(
     return train, val, derived(text.hash, change) if change else text.hash, too_much
 
 
-def _characters_of_one(text: Text, val_fraction: float, limit: int, fold: int | None) -> tuple[np.ndarray, str, float]:
+def _characters_of_one(
+    text: Text, val_fraction: float, limit: int, fold: float | None
+) -> tuple[np.ndarray, str, float]:
     """Return the held-out bytes (1, 2) of the document, what is not as usual (words for the hash), and a share of 0."""
     n_folds = round(1 / val_fraction)
     n_after = 0 if fold is None else n_folds - 1 - fold  # folds behind this one
     begin = 0 if fold == 0 else _place_of(text, 1 - (n_after + 1) * val_fraction)
     end = _place_of(text, 1 - n_after * val_fraction) if n_after else text.size
-    change = "" if fold is None else f"fold={fold} of {n_folds}"
+    change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if end - begin > limit:
         starts = _characters_around(text.path, end - limit)
         begin, change = int(starts[starts >= end - limit][0]), f"{change} val_max_bytes={limit}".lstrip()
     return np.array([(begin, end)]), change, 0.0
 
 
-def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | None) -> tuple[np.ndarray, str, float]:
+def _documents_by_hash(
+    text: Text, val_fraction: float, limit: int, fold: float | None
+) -> tuple[np.ndarray, str, float]:
     """Return the held-out bytes (n, 2) of each document, what is not as usual, and the share that was too much."""
     n_folds = round(1 / val_fraction)
     low, high = (0.0, val_fraction) if fold is None else (fold / n_folds, (fold + 1) / n_folds)
@@ -190,7 +194,7 @@ def _documents_by_hash(text: Text, val_fraction: float, limit: int, fold: int | 
     if too_much:
         limit = max(int(val_fraction * text.size), CHARACTER)
     held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
-    change = "" if fold is None else f"fold={fold} of {n_folds}"
+    change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if n_usual and ends[n_usual - 1] > limit:
         n_whole = int(np.searchsorted(ends, limit, "right"))
         last, rest = order[n_whole], limit - int(ends[n_whole - 1] if n_whole else 0)

@@ -1,18 +1,19 @@
-"""Results as pandas frames: the runs, curves, trials and contrasts of a folder, in one call each.
+"""Results as pandas frames: the runs, curves and contrasts of a folder, in one call each.
 
 `folder` is that of an ablation, or one that holds ablations at any depth. For `runs` and `curves` it may also be a run
 directory or a folder of runs; a folder that holds ablations too is read as a folder of ablations. Of an ablation there
-is only what its report rests on: the runs of its search are in `trials` alone, and runs that it no longer asks for are
-rows of results.csv alone. Calls only read files. They raise UserError, a ValueError, naming what is wrong.
+is only what its report rests on: runs that it no longer asks for, and those of a pilot alone, are rows of results.csv.
+Calls only read files. They raise UserError, a ValueError, naming what is wrong.
 
-The first columns say which run a row is about: `ablation` (its folder below `folder`), `arm`, `budget`, `seed` and
-`run_dir` (below the ablation's folder). Of runs without an ablation:
+The first columns say which run a row is about: `ablation` (its folder below `folder`), `arm`, `seed`, `factor` (of the
+tuned setting; 1 in an arm that is not tuned) and `run_dir` (below the ablation's folder). Of runs without an ablation:
 `run_dir` (below `folder`) and `seed`. Integers are Int64 and other numbers float64; what is not known is missing.
 """
 
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -21,21 +22,25 @@ import pandas as pd
 
 from lm.config import flat
 from lm.errors import UserError
-from lm.lab.ablation.contrasts import Contrast
-from lm.lab.ablation.record import FILE as RECORD
-from lm.lab.ablation.results import COLUMNS as RUN_COLUMNS
-from lm.lab.ablation.results import SCORES, Results, frame, read_results
+from lm.lab.ablation.folder import FILE as RECORD
+from lm.lab.ablation.folder import RESULT, frame_of
+from lm.lab.ablation.judge import Contrast
+from lm.lab.ablation.results import Results, read_results
 from lm.lab.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.lab.runs.listing import check_key
 from lm.training.run_directory import METRICS, read_rows
 
 Columns = Mapping[str, type | None]  # None: as the values are
 STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of a run: as an ablation says it
+SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
-CONTRAST = (
-    *("ablation", "arm", "baseline", "budget", "primary", "family", "metric", "n_seeds", "mean_difference", "alpha"),
-    *("ci_low", "ci_high", "equivalence_margin", "verdict", "undecided_by", "wins", "sd", "tuning_sd", "df", "p"),
-    *("p_adjusted", "p_equivalent", "p_equivalent_adjusted", "minimum_detectable", "limited_by", "sentence"),
+
+
+CONTRAST = tuple(
+    item.name
+    for item in fields(Contrast)
+    if item.name
+    not in ("seeds", "differences", "diverged", "failed", "untrainable", "n_planned", "weights", "best", "gains")
 )
 
 
@@ -46,7 +51,7 @@ class _Run(NamedTuple):
 
 
 def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFrame:
-    """A row for each reported run, also for one without a result.
+    """Return a row for each reported run, also for one without a result.
 
     Columns: which run it is; `status` (done, diverged, failed, or missing: not run yet, or running) and `error`; one
     for each of `settings`, dotted keys such as `optim.lr`, by default those that differ between the runs; `val_loss`
@@ -64,11 +69,11 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
         row["torch"] = run.result.get("torch", run.result.get("versions.torch"))
         rows.append(row | {"status": STATUS.get(run.status, run.status), "error": run.note})
     first: Columns = {**_identity(records), "status": str, "error": str}
-    return frame(rows, {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str})
+    return frame_of(rows, {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str})
 
 
 def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
-    """A row for each step at which a reported run has logged a finite value of `metric`, in the order of training.
+    """Return a row for each step at which a reported run has logged a finite `metric`, in the order of training.
 
     Columns: which run it is, `step` and `tokens` so far, and the others of metrics.csv: `lr`, `train/loss` (of one
     batch, nats per token), `train/grad_norm`, `val/loss` (nats per token), `val/bpb` (bits per byte), `val/top1` (0 to
@@ -81,56 +86,42 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     if names and metric not in names:
         raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
     columns = [*dict.fromkeys([*COUNTS, metric, *names])]
-    points = frame([line | identity for identity, line in lines], {**_identity(records), **dict.fromkeys(columns, str)})
+    points = frame_of(
+        [line | identity for identity, line in lines], {**_identity(records), **dict.fromkeys(columns, str)}
+    )
     points[columns] = points[columns].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     kinds = dict.fromkeys(columns, "float64") | dict.fromkeys(COUNTS, "Int64")
     return points[points[metric].notna()].astype(kinds).reset_index(drop=True)
 
 
-def trials(folder: str | Path) -> pd.DataFrame:
-    """A row for each run of the search of an ablation's arms; none where nothing was tuned.
-
-    Columns: `ablation`, `arm`, `trial` (from 0, in the order in which they were made), `seed`, `run_dir`; a column for
-    each hyperparameter; `score`, the mean of the ablation's metric over the seeds of a trial, missing where one
-    diverged; `status`, `error` and the results of the run, as in `runs`.
-    """
-    frames = []
-    for name, ablation in _ablations(folder, needed=True).items():
-        tuned = [key for key in ablation.trials if key not in RUN_COLUMNS]
-        shown = ablation.trials[["arm", "trial", "seed", "run_dir", *tuned, "score", "status", "error", *SCORES]].copy()
-        shown.insert(0, "ablation", pd.Series(name, shown.index, "string"))
-        frames.append(shown)
-    return pd.concat(frames, ignore_index=True)
-
-
 def contrasts(folder: str | Path) -> pd.DataFrame:
-    """A row for each comparison of an arm with its baseline, then for each interaction, as in its report.
+    """Return a row for each comparison of an arm with its baseline, then for each weighted sum, as in its report.
 
-    Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `family` (primary, secondary or interaction, within
-    which p values are adjusted), `metric`; over `n_seeds` pairs and in the metric's unit (val_loss: nats per token)
-    `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level `alpha` (0.05: 95 %; less
-    with planned looks), and the `equivalence_margin`; `verdict`;
-    `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean, `df`; p values, also
-    adjusted for the comparisons of this ablation; the `minimum_detectable` difference; where undecided, whether it is
-    `limited_by` seeds or tuning; `sentence`.
-    Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
+    Columns: `ablation`, then those of a Contrast: `name`, `family` (primary, secondary or weighted, within which p
+    values are adjusted), `primary`, `arm`, `baseline`, `metric`, `budget`; over `n_seeds` pairs and in the metric's
+    unit (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the
+    level `alpha` (0.05: 95 %; less with planned looks), the `equivalence_margin`, and `sd` of a difference; `wins`, the
+    pairs in which the arm is better; p values, also adjusted for the comparisons of this ablation; the
+    `minimum_detectable` difference, and the `seeds_needed` to detect the margin; `verdict`, `undecided_by`, and
+    `sentence`. Of a weighted sum `arm` is its name and `baseline` its formula.
     """
     return contrasts_of(_ablations(folder, needed=True))
 
 
 def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
-    """The contrasts of ablations, by name."""
+    """Return the contrasts of ablations, by name."""
     rows = [
-        {"ablation": name} | row
+        {"ablation": name} | {key: getattr(contrast, key) for key in CONTRAST}
         for name, ablation in ablations.items()
-        for row in (contrast.row() for contrast in ablation.contrasts)
+        for contrast in ablation.contrasts
     ]
-    kinds = {"ablation": str} | get_type_hints(Contrast)
-    return frame(rows, {key: next(iter(get_args(kinds[key])), kinds[key]) for key in CONTRAST})  # float of float | None
+    kinds = get_type_hints(Contrast)
+    columns = {key: next(iter(get_args(kinds[key])), kinds[key]) for key in CONTRAST}  # float of float | None
+    return frame_of(rows, {"ablation": str, **columns})
 
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
-    """The ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
+    """Return the ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
     top = Path(os.path.expanduser(folder))
     places = folders_with([RECORD], top)
     if needed and not places:
@@ -149,14 +140,15 @@ def _read_runs(folder: str | Path) -> list[_Run]:
 
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
-    for row in ablation.reported().to_dict("records"):
+    for row in ablation.reported.to_dict("records"):
         arm, run_dir = ablation.record.arms[row["arm"]], row["run_dir"]
-        settings = arm.settings | arm.tuned | {"trainer.max_steps": row["planned_steps"]}
+        settings = arm.settings | {"trainer.max_steps": arm.steps or row["steps"]}
         result = flat(dict(ablation.reader.outcome(run_dir).result))
         run = FoundRun(run_dir, ablation.folder / run_dir, row["status"], row["error"], settings, result)
-        identity = {"ablation": name} | {key: row[key] for key in ("arm", "budget", "seed", "run_dir")}
+        identity = {"ablation": name} | {key: row[key] for key in ("arm", "seed", "factor", "run_dir")}
         yield _Run(identity, run, partial(ablation.reader.lines, run_dir))
 
 
 def _identity(runs: Sequence[_Run]) -> dict[str, type | None]:
-    return {key: int if key == "seed" else str for run in runs[:1] for key in run.identity}
+    kinds: dict[str, type | None] = {"seed": int, "factor": float}
+    return {key: kinds.get(key, str) for run in runs[:1] for key in run.identity}

@@ -15,14 +15,14 @@ from conftest import WHOLE_RESULT
 from lm.config import REQUESTED, RunConfig, flat
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
+from lm.lab.ablation.tuning import LADDER, factor
 from lm.system.code import code_identity
 from lm.system.files import read_csv
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
-KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 SIZES = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "tokens_per_step": 1024, "seconds_per_step": 0.09}
-SIZES |= {"vocab_size": 2048, "val_tokens": 90_000}
+SIZES |= {"vocab_size": 2048, "scored_tokens": [89_999], "steps": 1000}
 WHOLE = 89_999  # tokens of the validation text that are scored
 
 
@@ -61,22 +61,6 @@ def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
     write(path / "metrics.csv", lines(METRICS, *metrics))
 
 
-def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
-    points = [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.414, 1.0)] + [(1.0, 0.5), (1.0, 2.0)] * (len(KNOBS[arm]) == 2)
-    trials = []
-    for lr, head in points:
-        values = dict(zip(KNOBS[arm], (0.003 * lr, 0.004 * head), strict=False))
-        loss = ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.002 * math.log2(head)
-        name = f"trials/{arm}-seed1000-{lr}-{head}"
-        if diverged and lr > 1.0:
-            write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
-        else:
-            write_run(path / name, arm, 1000, loss, 400)
-        about = {"purpose": "trial", "arm": arm, "seed": 1000, "steps": 400, "search": 0}
-        trials.append(about | {"values": values, "run_dir": name})
-    return trials
-
-
 def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
     loss = ARMS[arm] + 0.01 * seed + chance.gauss(0, 0.002) + (1000 - steps) / 4000
@@ -98,41 +82,40 @@ def make(
     tuned: bool = False,
     broken: bool = False,
     report: bool = True,
-    **record: Any,
+    **changes: Any,
 ) -> Path:
-    """An ablation's folder: four arms of equal tokens."""
-    steps = {arm: {"own": 1000, "tokens": 1000} for arm in ARMS}
-    values = {arm: dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {} for arm in ARMS}
+    """An ablation's folder: four arms of equal tokens; if tuned, the best value of each is its configuration's."""
+    factors = [factor(rung) for rung in LADDER] if tuned else [1.0]
     runs = list[dict[str, Any]]()
     for arm in ARMS:
         for seed in seeds:
-            new = {"purpose": "reported", "arm": arm, "seed": seed, "run_dir": f"cells/{arm}-seed{seed}-1000"}
-            runs.append(new | {"steps": 1000, "values": values[arm]})
-    for run in runs:
-        if done(run["arm"], run["seed"]):
-            write_reported(path / run["run_dir"], run["arm"], run["seed"], run["steps"], broken)
+            for by in factors:
+                name = f"runs/{arm}-seed{seed}-{1000 * by:.0f}"
+                runs.append({"arm": arm, "seed": seed, "factor": by, "run_dir": name})
+                if done(arm, seed):
+                    write_reported(path / name, arm, seed, 1000, broken)
+                for result in path.glob(f"{name}/result.json"):
+                    content = json.loads(result.read_text())
+                    write(result, content | {"val_loss": content["val_loss"] + 0.1 * math.log2(by) ** 2})
     arms = {
         arm: {
             "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
             "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
-            "tuned": values[arm],
-            "centre": dict(zip(KNOBS[arm], (0.003, 0.004), strict=False)) if tuned else {},
-            "steps": steps[arm],
+            "is_tuned": tuned,
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
             "settings": {"head.untie_at": i / 4, "validation.every": 100},
         }
         | SIZES
         for i, arm in enumerate(ARMS)
     }
-    content: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?", "baseline": "tied"}
-    content |= {"seeds": [*seeds], "equivalence_margin": 0.01, "primary": [*ARMS][1:3]}
-    content |= {"pairs": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
-    content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": runs}
-    content |= {"tune": {"trials": 6 if tuned else 0, "seeds": [1000]}, "begun": "2026-01-31 12:00+00:00"}
-    content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'", "machine": "Linux x86_64, 0 GPUs"}
-    if tuned:
-        content["runs"] += [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]
-    write(path / "ablation.json", content | record)
+    question: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?"}
+    question |= {"arms": {arm: arms[arm]["overrides"] for arm in ARMS}, "baseline": "tied", "seeds": [*seeds]}
+    question |= {"equivalence_margin": 0.01, "primary": [*ARMS][1:3], "folds": False, "tune": "true" if tuned else None}
+    question |= {"match_parameters": {"untied_matched": "model.d_ff"}, "overrides": ["trainer.max_steps=1000"]}
+    content: dict[str, Any] = {"question": question | changes, "arms": arms, "runs": runs}
+    content |= {"begun": "2026-01-31 12:00+00:00", "machine": "Linux x86_64, 0 GPUs"}
+    content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'"}
+    write(path / "ablation.json", content)
     if report:
         write_report(read_results(path))
     return path
@@ -152,7 +135,7 @@ def results(path: Path) -> list[dict[str, str]]:
 
 
 def change_results(path: Path, pattern: str, **changes: Any) -> None:
-    for place in path.glob(f"cells/{pattern}/result.json"):
+    for place in path.glob(f"runs/{pattern}/result.json"):
         write(place, json.loads(place.read_text()) | changes)
 
 

@@ -15,12 +15,12 @@ from conftest import WHOLE_RESULT
 from lm.config import RunConfig
 from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
-from lm.lab.ablation.executors import Ending, Executor
+from lm.lab.ablation.ask import compose_arms, compose_seeds, with_folds
+from lm.lab.ablation.execute import Ending, Engine
+from lm.lab.ablation.folder import REPORTED, Failure, Run
 from lm.lab.ablation.plan import Plan, RunSpec, Step
-from lm.lab.ablation.record import REPORTED, Failure, read_record
+from lm.lab.ablation.question import AblateConfig, Question
 from lm.lab.ablation.results import Results
-from lm.lab.ablation.settings import AblateConfig, AblationConfig
-from lm.lab.commands.question import compose_arms, compose_seeds
 from lm.model import Transformer, size
 from tests.helpers.runs import composed
 
@@ -31,7 +31,7 @@ SMALL = [
 SHORT = ["trainer.max_steps=6", "checkpoint.every=5", "validation.every=3", "validation.batches=2", "prompts=[]"]
 
 
-def question(**changes: Any) -> AblationConfig:
+def question(**changes: Any) -> Question:
     settings: dict[str, Any] = {
         "name": "test",
         "question": "?",
@@ -40,8 +40,9 @@ def question(**changes: Any) -> AblationConfig:
         "seeds": [0, 1],
         "equivalence_margin": 0.01,
         "primary": ["untied"],
+        "folds": False,
     }
-    return AblationConfig(**(settings | changes))
+    return Question(**(settings | changes))
 
 
 @dataclass
@@ -62,13 +63,16 @@ class Lab:
     def overrides(self) -> list[str]:
         return [*SMALL, *self.common, f"data.path={self.text}", f"data.cache_dir={self.root / 'cache'}"]
 
-    def run(self, *typed: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Results:
+    def run(
+        self, *typed: str, folder: str = "out", plan_only: bool = False, report: bool = True, **changes: Any
+    ) -> Results:
         """What ablate.py does with a question that has these changes and with overrides that are typed."""
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
-        config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
+        config = AblateConfig(ablation=ablation, plan_only=plan_only, report=report, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
+        config.ablation = with_folds(ablation, runs)
         seeded = compose_seeds(ablation, list(typed), runs, _compose)
 
         def on_plan(plan: Plan, step: Step, results: Results) -> None:
@@ -88,18 +92,20 @@ class Lab:
         self.plan(*typed, **changes)
         return self.tables[-1]
 
-    def asked(self, *purposes: str) -> list[RunSpec]:
-        """The runs that the last call begins with."""
-        return [run for run in self.steps[-1].runs if run.purpose in (purposes or (REPORTED,))]
+    def asked(self) -> list[RunSpec]:
+        """Return the reported runs that the last plan asks for."""
+        plan, step = self.plans[-1], self.steps[-1]
+        return [spec_of(plan, run) for run in step.record.runs if run.purpose == REPORTED]
 
-    def tuned(self, folder: str = "out") -> dict[str, dict[str, float]]:
-        """The hyperparameters of each arm, as they are recorded."""
-        return {name: arm.tuned for name, arm in read_record(self.root / folder).arms.items()}
-
-    def results(self, kind: str = "cells", folder: str = "out") -> dict[str, int]:
+    def results(self, folder: str = "out") -> dict[str, int]:
         """By name, when the results of the finished runs were written."""
-        paths = (self.root / folder).glob(f"{kind}/*/result.json")
+        paths = (self.root / folder).glob("runs/*/result.json")
         return {path.parent.name: path.stat().st_mtime_ns for path in paths}
+
+
+def spec_of(plan: Plan, run: Run) -> RunSpec:
+    """Return a run of a plan with all that is needed to make it."""
+    return next(spec for spec in plan.specs.values() if spec.run_dir == run.run_dir)
 
 
 def _compose(overrides: Sequence[str]) -> RunConfig:
@@ -135,48 +141,43 @@ def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def statuses(results: Results) -> dict[tuple[str, int], str]:
-    return {(run.arm, run.seed): run.status for run in results.reported().itertuples()}
+    return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
 
 
 def losses(results: Results) -> dict[tuple[str, int], float]:
-    return {(run.arm, run.seed): run.val_loss for run in results.reported().itertuples()}
+    return {(run.arm, run.seed): run.val_loss for run in results.reported.itertuples()}
 
 
-def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
-    """An executor whose runs end at once with this loss, diverge (nan) or fail."""
+def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
+    """An engine whose runs end at once with this loss, diverge (nan) or fail. `made` has their names, in order."""
 
-    class Instant(Executor):
-        name = "local"
-        made: ClassVar[list[str]] = []  # run directories, in order
+    class Instant(Engine):
+        name, seconds = "local", 0.0
+        made: ClassVar[list[str]] = []
 
-        def __init__(self, config: AblateConfig, folder: Path) -> None:
-            self.ended: dict[str, Ending] = {}
+        def __init__(self, config: AblateConfig, folder: Path) -> None: ...
 
         def default_workers(self, threads: int) -> int:
             return 1
 
-        def submit(self, spec: RunSpec) -> None:
+        def submit(self, spec: RunSpec) -> Ending:
             self.made.append(spec.run_dir)
             spec.files.where.write_text("{}")
             value = loss(spec)
             if isinstance(value, Failure):
-                self.ended[spec.run_dir] = Ending(value, "it broke")
-                return
+                return Ending(value, "it broke")
             if value != value:
                 spec.files.write_status("diverged", Failure.ERROR, "it diverged")
-                self.ended[spec.run_dir] = Ending(None, "")
-                return
+                return Ending(None, "")
             result = WHOLE_RESULT | {"val_loss": value, "seed": spec.run.seed, "steps": spec.run.steps}
             spec.files.run_dir.mkdir(exist_ok=True)
             (spec.files.run_dir / "result.json").write_text(json.dumps(result))
-            self.ended[spec.run_dir] = Ending(None, "")
+            return Ending(None, "")
 
-        def poll(self) -> dict[str, Ending]:
-            ended, self.ended = self.ended, {}
-            return ended
+        def ended(self, handle: Ending) -> Ending:
+            return handle
 
-        def cancel(self) -> None:
-            pass
+        def cancel(self, handle: Ending) -> None: ...
 
     return Instant
 

@@ -15,7 +15,7 @@ from lm.cli.generate import GenerateConfig
 from lm.cli.help import REQUIRED, Setting, settings
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.settings import AblateConfig, AblationConfig, ReportConfig
+from lm.lab.ablation.question import AblateConfig, Question, ReportConfig
 from lm.lab.commands.export import ExportConfig
 from lm.lab.commands.look import LookConfig
 from lm.lab.commands.runs import RunsConfig
@@ -38,9 +38,7 @@ TYPES = {
 }
 COMMANDS = {  # and a valid example of its settings
     "ablate": AblateConfig(
-        ablation=AblationConfig(
-            name="name", question="?", arms={"a": [], "b": []}, baseline="a", seeds=[0], equivalence_margin=0.01
-        )
+        ablation=Question(name="name", question="?", arms={"a": [], "b": []}, baseline="a", seeds=[0])
     ),
     "generate": GenerateConfig(run_dir="RUN"),
     "evaluate": EvaluateConfig(run_dir="RUN"),

@@ -1,10 +1,10 @@
 """An ablation: a question, arms that differ in one thing, and an answer with its uncertainty.
 
-In: AblateConfig and a RunConfig for each arm. Out: a folder with a run for each arm and seed, and a report.
+In: a Question and a RunConfig for each arm. Out: a folder with a run for each arm and seed, and a report.
 
-The life of a question: `lm.lab.commands.question` composes its arms; `ablate` is the program. `arms` checks
-and counts them, and `plan` names their runs: `next_runs` says which are next, among them what `tuning` tries
-on a `response_surface`. `executors` makes them, `record` keeps what was planned, and `results` reads both as
-one frame. `contrasts` compares, by the tests of `statistics`; `warnings` says what weakens an answer;
-`report` and `figures` show it. `rows` judges the numbers of other programs.
+The life of a question: `ask` makes a `question` of a line, a file or a finished ablation, and composes its arms. `arms`
+checks and counts them. `ablate` is the program: while `plan.next_runs` says what is missing (`tuning` says which values
+of a tuned setting), `execute` makes it. `folder` reads what there is as one frame, and `results` holds the frame with
+the verdicts of `judge`, each with its `sentence`. `report`, `figures` and `warnings` show them. `rows` judges the
+numbers of other programs, and `compare` is the door for Python.
 """

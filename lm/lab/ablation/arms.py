@@ -10,7 +10,7 @@ import sysconfig
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 import lm
-from lm.config import RunConfig, config_hash, deciding_settings, flat, foreign_classes
+from lm.config import RunConfig, config_hash, flat, foreign_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
-from lm.lab.ablation.record import ArmRecord
-from lm.lab.ablation.settings import AblationConfig
+from lm.lab.ablation.folder import ArmRecord
+from lm.lab.ablation.question import TUNED_SETTING, Question
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
@@ -36,146 +36,162 @@ from lm.training.resolve import build_model, resolve, step_timer, with_steps
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
+ROUNDS = 5  # of a measurement of a step
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Arm(ArmRecord):
-    """One side of a comparison, ready to run but for the seed, the number of steps and the directory."""
+    """One side of a comparison, ready to run but for the seed, the tuned setting and the directory."""
 
     name: str
     run: RunConfig
-    val_hash: str  # of the text that it is scored on
+    texts: list[TextData] = field(repr=False)  # of each pair; one, if all pairs share a text
 
-    def seconds(self, steps: int) -> float:
-        """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
-        return (
-            STARTUP_SECONDS
-            + (steps + math.ceil(self.val_tokens / self.run.tokens_per_step) / 3) * self.seconds_per_step
-        )
+    def text(self, pair: int) -> TextData:
+        return self.texts[pair if len(self.texts) > 1 else 0]
+
+    def seconds(self) -> float:
+        """Return what a run takes, with the final score, in which a forward pass is a third of a step."""
+        n_batches = math.ceil(len(self.texts[0].val) / self.run.tokens_per_step)
+        return STARTUP_SECONDS + (self.steps + n_batches / 3) * self.seconds_per_step
 
 
 Arms = dict[str, Arm]  # by name
 
 
-def build_arms(
-    config: AblationConfig,
-    runs: dict[str, RunConfig],
-    threads: int,
-    earlier: Mapping[str, ArmRecord],
-    texts: dict[str, TextData],
-) -> Arms:
-    """Every arm checked, matched and counted, but for those that are unchanged since an `earlier` call.
+def folds_of(question: Question) -> list[float | None]:
+    """Return which part of the text each pair holds out; one None if all pairs share a validation text."""
+    return [question.first_fold + pair for pair in range(len(question.seeds))] if question.folds else [None]
 
-    `texts` keeps what is prepared. Raises UserError naming the arm to blame.
+
+def build_arms(
+    question: Question, runs: Mapping[str, RunConfig], threads: int, earlier: Mapping[str, ArmRecord]
+) -> Arms:
+    """Return every arm checked, matched and counted; an arm that an `earlier` call has counted is not counted again.
+
+    Raises UserError naming the arm to blame.
     """
     arms: Arms = {}
-    for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
+    texts: dict[str, TextData] = {}  # for the arms that share one
+    for name in sorted(question.arms, key=lambda name: name in question.match_parameters):  # after their baselines
         with error_prefix(f"ablation.arms.{name}"):
-            arm = build_arm(name, config.arms[name], runs[name], threads, texts, earlier.get(name))
-            if key := config.match_parameters.get(name):
-                matched = match_parameters(arm, key, arms[config.pairs()[name]].n_params)
+            arm = _build_arm(question, name, runs[name], threads, texts, earlier.get(name))
+            if key := question.match_parameters.get(name):
+                matched = match_parameters(arm, key, arms[question.pairs()[name]].n_params)
                 run = change(runs[name], matched)
-                arm = build_arm(name, config.arms[name], run, threads, texts, earlier.get(name))
+                arm = _build_arm(question, name, run, threads, texts, earlier.get(name))
                 arm.matched = matched
-        arms[name] = arm
-        if runs[name].init_from:
-            loaded = read_base(str(runs[name].init_from)).settings
-            with error_prefix(f"ablation.arms.{name}"):
+            if runs[name].init_from:
+                loaded = read_base(str(runs[name].init_from)).settings
                 check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
-    arms = {name: arms[name] for name in config.arms}
-    _check_distinct(config, arms)
-    _check_same_validation_text(config, arms)
+        arms[name] = arm
+    arms = {name: arms[name] for name in question.arms}
+    _check_distinct(question, arms)
+    _check_same_validation_text(question, arms)
+    root = arms[question.baseline]
+    for arm in arms.values():  # how long each arm trains, so that it spends what the baseline spends
+        ratio = 1.0 if question.budget == "tokens" else root.flops_per_token / arm.flops_per_token
+        tokens = root.steps * root.tokens_per_step * (ratio if abs(ratio - 1) > EQUAL_COST else 1.0)
+        arm.steps = arm.steps if arm is root else max(1, round(tokens / arm.tokens_per_step))
     return arms
 
 
-def build_arm(
+def _build_arm(
+    question: Question,
     name: str,
-    overrides: list[str],
     run: RunConfig,
     threads: int,
     texts: dict[str, TextData],
-    earlier: ArmRecord | None = None,
+    earlier: ArmRecord | None,
 ) -> Arm:
-    """`texts` keeps what is prepared, for the arms that share it."""
     if run.trainer.world_size > 1:
         raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
     expected = "true, for a run of an ablation goes on where it was stopped; an empty output_dir makes all of them anew"
     require(run.checkpoint.resume, "checkpoint.resume=false", expected)
     trainer = replace(run.trainer, enable_progress_bar=False)
     run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
-    source = repr((run.data, run.tokenizer))
-    if source not in texts:
-        texts[source] = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
-    text = texts[source]
+    own = list[TextData]()
+    for fold in folds_of(question):
+        data = run.data if fold is None else replace(run.data, fold=fold)
+        source = repr((data, run.tokenizer))
+        if source not in texts:
+            texts[source] = prepare(data, run.tokenizer, quiet=not sys.stderr.isatty())
+        own.append(texts[source])
     if run.trainer.max_epochs is not None:
-        run = with_steps(run, text)
-    resolved = resolve(run, text.tokenizer.vocab_size)
+        run = with_steps(run, own[0])
+    vocab_size = own[0].tokenizer.vocab_size
+    resolved = resolve(run, vocab_size)
     identity = {
-        "data_hash": text.hash,
-        "tokenizer_hash": text.tokenizer.hash,
+        "data_hash": own[0].hash,
+        "tokenizer_hash": own[0].tokenizer.hash,
         "source_hash": code_hash(foreign_classes(run.model)),
         "device": resolved.trainer.accelerator,
         "precision": resolved.trainer.precision,
     }
     settings = flat(asdict(run) | {"logger": {}})
-    seconds, steps = earlier.seconds_per_step if earlier else 0.0, run.steps
-    if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting again takes seconds
-        size, flops = earlier.n_params, earlier.flops_per_token
+    if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting takes seconds
+        size, flops, seconds = earlier.n_params, earlier.flops_per_token, earlier.seconds_per_step
     else:
-        net = meta_model(run, text.tokenizer.vocab_size)
-        size = n_params(net)
+        net = meta_model(run, vocab_size)
+        size, seconds = n_params(net), 0.0
         flops = flops_per_token(net) + step_flops(net, run.optim, run.head) // run.tokens_per_step
-    if run.max_minutes and earlier and deciding_settings(earlier.settings) == deciding_settings(settings):
-        steps = earlier.steps["own"]  # other timings would give the runs other names
+    tuned = TUNED_SETTING.get(str(question.tune), question.tune)
     return Arm(
         name=name,
-        overrides=overrides,
+        overrides=question.arms[name],
         run=run,
-        val_hash=text.val_hash or f"{text.hash} {run.data.val_fraction}",
+        texts=own,
         settings=settings,
-        vocab_size=text.tokenizer.vocab_size,
-        val_tokens=len(text.val),
-        copied=text.copied if text.val_hash else 0.0,
-        identity=identity,
-        tokens_per_step=run.tokens_per_step,
+        is_tuned=tuned is not None and bool(settings[tuned]),
         n_params=size,
         flops_per_token=flops,
+        tokens_per_step=run.tokens_per_step,
         seconds_per_step=seconds,
-        steps={"own": steps},
+        steps=run.steps,
+        vocab_size=vocab_size,
+        scored_tokens=[text.n_targets for text in own],
+        copied=own[0].copied if own[0].val_hash else 0.0,
+        identity=identity,
     )
 
 
-def _check_distinct(config: AblationConfig, arms: Arms) -> None:
+def _check_distinct(question: Question, arms: Arms) -> None:
     names: dict[tuple[str, int], str] = {}
     for name, arm in arms.items():
         hashes = (arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-        key = (config_hash(change(arm.run, {"head.name": ""}), *hashes), config.seed_offsets.get(name, 0))
+        key = (config_hash(change(arm.run, {"head.name": ""}), *hashes), question.seed_offsets.get(name, 0))
         if key in names:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
             raise UserError(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
         names[key] = name
 
 
-def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
+def _check_same_validation_text(question: Question, arms: Arms) -> None:
     """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing.
 
     Arms may be trained on different texts where one data.val_path scores them.
     """
-    for name, other in config.pairs().items():
+
+    def scored_on(arm: Arm) -> str:
+        text = arm.texts[0]
+        return text.val_hash or f"{text.hash} {arm.run.data.val_fraction}"
+
+    for name, other in question.pairs().items():
         arm, baseline = arms[name], arms[other]
-        if arm.val_hash != baseline.val_hash:
+        if scored_on(arm) != scored_on(baseline):
             reason = f"{name} and {other} would be scored on different validation texts"
             raise UserError(f"ablation.arms: {reason}; one data.val_path=FILE scores both")
-        if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and config.metric != "val_bpb":
+        if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and question.metric != "val_bpb":
             reason = f"{name} and {other} have different tokenizers"
-            raise UserError(f"ablation.metric={config.metric}: {reason}; choose val_bpb")
+            raise UserError(f"ablation.metric={question.metric}: {reason}; choose val_bpb")
 
 
 # --- settings changed by name, and the width that gives an arm the parameters of another
 
 
 def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """The run with dotted keys set; checked as if they had been typed."""
+    """Return the run with dotted keys set; checked as if they had been typed."""
     groups: dict[str, dict[str, Any]] = {"": {}}
     for key, value in values.items():
         group, _, name = key.rpartition(".")
@@ -191,7 +207,7 @@ def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
 
 
 def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
-    """The value of the integer setting `key` with which the arm's number of parameters comes nearest to `target`.
+    """Return the value of the integer setting `key` that brings the arm's number of parameters nearest to `target`.
 
     Raises UserError if that is not within SIZE_TOLERANCE.
     """
@@ -215,30 +231,16 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
 # --- what a training step costs on this machine, for the estimates of a plan
 
 
-ROUNDS = 5  # of a measurement
-log = logging.getLogger(__name__)
-
-
 def time_steps(arms: Iterable[Arm]) -> None:
     """Give each arm its seconds per step: the median of a few, after one that warms up."""
     log.info("measuring a training step of each arm")
     for arm in arms:
-        resolved = resolve(arm.run, arm.vocab_size)
-        step = step_timer(resolved, arm.vocab_size, arm.val_tokens)
+        step = step_timer(resolve(arm.run, arm.vocab_size), arm.vocab_size, len(arm.texts[0].val))
         step()
         arm.seconds_per_step = median(step() for _ in range(ROUNDS))
 
 
-def set_steps(config: AblationConfig, arms: Arms) -> None:
-    """How long each arm trains, so that it spends what the arm it is compared with spends."""
-    for name, arm in arms.items():
-        root = arms[config.root(name)]
-        tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
-        ratio = 1.0 if config.budget == "tokens" else root.flops_per_token / arm.flops_per_token
-        arm.steps[config.budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
-
-
-# --- a hash of the code that a run's numbers depend on: without comments, docstrings and layout
+# --- a hash of the code that the numbers of a run depend on: without comments, docstrings and layout
 
 
 def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -270,7 +272,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _local_imports(module: str) -> dict[str, Path]:
-    """The source files of a module and of all local modules that it imports, directly or not, by name."""
+    """Return the source files of a module and of all local modules that it imports, directly or not, by name."""
     ahead, files = [module], dict[str, Path]()
     while ahead:
         name = ahead.pop()
@@ -282,7 +284,7 @@ def _local_imports(module: str) -> dict[str, Path]:
 
 
 def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Modules, the packages around them, and what is taken from them, which may be modules too."""
+    """Yield modules, the packages around them, and what is taken from them, which may be modules too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

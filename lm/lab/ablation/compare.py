@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pandas as pd
 
-from lm.cli.arguments import Words, for_hydra, kinds_of, recipe_for, with_text
+from lm.cli.arguments import Words, for_hydra, kinds_of, quoted, recipe_for, with_text
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import error_prefix, require
-from lm.lab.ablation.results import Results
-from lm.lab.ablation.settings import AblateConfig
-from lm.lab.commands.question import (
-    MARGIN,
+from lm.lab.ablation.ask import (
     SEEDS,
     choose,
     compose_arms,
     compose_seeds,
+    long_name,
     question_in_a_line,
+    with_folds,
     write_question,
 )
+from lm.lab.ablation.question import AblateConfig
+from lm.lab.ablation.results import Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Answer:
     sentence: str  # what that means, with the interval
     contrasts: pd.DataFrame  # a row for each comparison, as lm.lab.results.contrasts gives it
     folder: Path | None  # of the report, the rows and the question; None of a frame
-    rows: pd.DataFrame  # arm, seed and value of every finished run that is compared
+    rows: pd.DataFrame  # arm, seed, factor of the tuned setting, and value of every finished run that is compared
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -45,15 +46,18 @@ def compare(
     change: str,
     text: str | Path | None = None,
     seeds: int = SEEDS,
-    margin: float = MARGIN,
+    margin: float | None = None,
     overrides: Sequence[str] = (),
     output_dir: str | Path | None = None,
+    tune: bool = False,
 ) -> Answer:
     """Train every value of a setting at every seed, in pairs, and judge the others against the first.
 
     `change` is a setting of train with its values; `text` a file, folder, glob or address, without which the default
-    text is read; `overrides` are settings of train for all. What is finished in the folder is not run again. Runs are
-    made in other processes, so a script calls it below `if __name__ == "__main__":`. Raises UserError.
+    text is read; `margin` the smallest difference that matters, without which it is 1 % of perplexity; `overrides` are
+    settings of train for all; `tune` scores each value at its own best learning rate. What is finished in the folder is
+    not run again. Runs are made in other processes, so a script calls it below `if __name__ == "__main__":`. Raises
+    UserError.
     """
     from lm import results as frames
     from lm.lab.ablation.ablate import ablate
@@ -63,10 +67,13 @@ def compare(
     words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
     recipe, _ = recipe_for([*words, change])
     every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
-    question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, seeds, margin)
-    own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
+    settings = {"seeds": seeds} | ({} if margin is None else {"margin": margin}) | ({"tune": "true"} if tune else {})
+    typed = [long_name(f"{key}={value}") for key, value in settings.items()]
+    question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, typed)
+    own = choose(question) + ([] if output_dir is None else [f"output_dir={quoted(str(output_dir))}"])
     config = compose("ablate", own, AblateConfig)
     runs = compose_arms(config.ablation, config.overrides)
+    config.ablation = with_folds(config.ablation, runs)
     seeded = compose_seeds(config.ablation, config.overrides, runs)
     results = ablate(config, runs, f"compare({change!r})", seeded=seeded)
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
@@ -76,7 +83,7 @@ def compare(
 def judge(
     frame: pd.DataFrame, baseline: str | None = None, margin: float | None = None, higher: bool = False
 ) -> Answer:
-    """The paired verdict of an ablation on the numbers of any program, in columns arm, seed and value.
+    """Return the paired verdict of an ablation on the numbers of any program, in columns arm, seed and value.
 
     Other columns are not read, and rows of a seed that makes no pair are left out; a value that is not finite is a run
     that diverged. Of two arms the first is the baseline if none is named. Without a margin, in the unit of the values,
@@ -95,7 +102,7 @@ def judge(
 
 
 def _answer(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Answer:
-    done, metric = results.done, results.record.metric
-    rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
+    done, metric = results.done, results.question.metric
+    rows = done[["arm", "seed", "factor", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
     answer = results.asked()[0]
     return Answer(answer.verdict, answer.sentence, contrasts, folder, rows)

@@ -1,27 +1,21 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import blended_transform_factory
 
-from lm.lab.ablation.contrasts import Contrast
-from lm.lab.ablation.record import AblationRecord
-from lm.lab.ablation.results import Results, curve_table, gap_table, over_seeds
+from lm.lab.ablation.judge import Contrast, interval
+from lm.lab.ablation.question import LEARNING_RATE, Question
+from lm.lab.ablation.results import Results, curve_table
 from lm.lab.report.figures import (
     INK,
     LINE,
-    NAME,
     PAPER,
     SOFT,
-    LineStyle,
     axis_limits,
     legend,
     line_styles,
@@ -34,55 +28,39 @@ from lm.lab.report.figures import (
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 ROW = 0.4  # inches, of a line of the forest
 FAR = 5  # times the middle difference
-Row = tuple[str, str, Contrast]  # label and colour of a comparison
 
 
 def forest(results: Results) -> Figure | None:
-    """Every comparison of different runs once, the primary ones in bold."""
-    record, styles = results.record, line_styles(list(results.record.arms))
-    groups = dict[str, list[Row]]()
-    for contrast in (contrast for contrast in results.comparisons if contrast.mean_difference is not None):
-        label = contrast.name.removesuffix(f" - {record.baseline}")
-        is_sum = contrast.family == "interaction"
-        color, heading = (INK, "Interactions") if is_sum else (styles[contrast.arm].color, "")
-        groups.setdefault(heading, []).append((label, color, contrast))
-    side = "left" if results.lower_is_better else "right"
-    return draw_forest(groups, record.equivalence_margin, f"difference, {results.unit} ({side} is better)")
+    """Draw a line for each comparison, primary ones in bold: interval, marker of its verdict, and each seed as a dot.
 
-
-def draw_forest(groups: Mapping[str, Sequence[Row]], margin: float, xlabel: str) -> Figure | None:
-    """A line for each comparison: its interval, the mean as the marker of its verdict, and each seed as a dot below.
-
-    `groups`: by their headings, which may be empty. Bold ones set the scale, or, where there are none, those that are
-    not far off. `margin` is 0 for no band.
+    Primary comparisons set the scale, or those that are not far off where all are primary.
     """
-    contrasts = [contrast for rows in groups.values() for *_, contrast in rows]
+    question, styles = results.question, line_styles(list(results.record.arms))
+    contrasts = [contrast for contrast in results.comparisons if contrast.mean_difference is not None]
     if not contrasts:
         return None
+    margin = question.equivalence_margin or 0.0
     far = FAR * median(abs(contrast.mean_difference or 0.0) for contrast in contrasts)
-    near = [contrast for contrast in contrasts if abs(contrast.mean_difference or 0.0) <= far]
-    main = [contrast for contrast in contrasts if contrast.primary] or near
+    main = [contrast for contrast in contrasts if contrast.primary]
+    if len(main) in (0, len(contrasts)):
+        main = [contrast for contrast in contrasts if abs(contrast.mean_difference or 0.0) <= far]
     limits = axis_limits([*_ends(*main), 0, -margin, margin], _ends(*contrasts), margin, reach=0.5)
-    lines: list[tuple[str, str, Contrast | None]] = []  # comparisons, and the headings between them
-    for heading, rows in groups.items():
-        lines += [(heading, INK, None)] * bool(heading) + [*rows]
-    figure, (axes,) = panels(1, 1.1 + ROW * len(lines))
-    axes.set(xlim=limits, ylim=(len(lines) - 0.4, -0.6), xlabel=xlabel)
-    axes.set_yticks(range(len(lines)), ["" if contrast is None else shorten(label) for label, _, contrast in lines])
+    figure, (axes,) = panels(1, 1.1 + ROW * len(contrasts))
+    side = "left" if results.lower_is_better else "right"
+    label = f"difference, {results.unit} ({side} is better)"
+    axes.set(xlim=limits, ylim=(len(contrasts) - 0.4, -0.6), xlabel=label)
+    names = [contrast.name.removesuffix(f" - {question.baseline}") for contrast in contrasts]
+    axes.set_yticks(range(len(contrasts)), [*map(shorten, names)])
     axes.locator_params("x", nbins=6)
     axes.tick_params("y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.axvspan(-margin, margin, color=LINE, lw=0)
     axes.axvline(0, color=INK, lw=1)
-    across = blended_transform_factory(figure.transFigure, axes.transData)
-    for y, ((label, color, contrast), tick) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
-        if contrast is None:
-            text = axes.text(0.01, y, shorten(label, 2 * NAME), transform=across, va="center", style="italic")
-            text.set_in_layout(False)
-        else:
-            tick.set_fontweight("bold" if contrast.primary else "normal")
-            _draw_row(axes, contrast, color, y, limits)
+    for y, (contrast, tick) in enumerate(zip(contrasts, axes.get_yticklabels(), strict=True)):
+        tick.set_fontweight("bold" if contrast.primary else "normal")
+        color = styles[contrast.arm].color if contrast.arm in styles else INK  # a weighted sum is no arm
+        _draw_row(axes, contrast, color, y, limits)
     for verdict in dict.fromkeys(contrast.verdict for contrast in contrasts):
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
@@ -95,14 +73,9 @@ def _ends(*contrasts: Contrast) -> list[float]:
     return [value for values in ends for value in values if value is not None]
 
 
-def _main_arms(record: AblationRecord) -> set[str]:
-    """The baseline and the primary arms (all, where none is primary), which set the scale of a figure."""
-    return {record.baseline, *(record.primary or record.arms)}
-
-
-def _finite(frame: pd.DataFrame) -> list[float]:
-    values = frame.to_numpy(float).ravel()
-    return [*values[np.isfinite(values)]]
+def _main_arms(question: Question) -> set[str]:
+    """Return the baseline and the primary arms, which set the scale of a figure."""
+    return {question.baseline, *question.primary_arms()}
 
 
 def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
@@ -122,81 +95,68 @@ def _draw_row(axes: Axes, contrast: Contrast, color: str, y: int, limits: tuple[
 
 
 def learning(results: Results) -> Figure | None:
-    """The validations of all arms, and below, where there are pairs, their differences from the baseline.
+    """Draw the validations of all arms, and below, where there are pairs, their differences from the baseline.
 
     What comes in the first quarter of training may lie above the panels.
     """
-    record, styles, curves = results.record, line_styles(list(results.record.arms)), results.curves_shown
-    main, margin = _main_arms(record), record.equivalence_margin
-    tables = {arm: over_seeds(curve_table(curves, arm)) for arm in record.arms}
-    tables = {arm: table for arm, table in tables.items() if len(table) > 1}
-    if not tables:
+    question, styles, curves = results.question, line_styles(list(results.record.arms)), results.curves_shown
+    main, margin = _main_arms(question), question.equivalence_margin or 0.0
+    by_seed = {arm: curve_table(curves, arm) for arm in results.record.arms}
+    base = by_seed[question.baseline]
+    tables = {arm: table.dropna() for arm, table in by_seed.items()}  # where all seeds have a point
+    gaps = {
+        arm: (table - base).dropna(axis=1, how="all").dropna() for arm, table in by_seed.items() if table is not base
+    }
+    shown = [{arm: table for arm, table in group.items() if len(table) > 1 and table.size} for group in (tables, gaps)]
+    shown = [group for group in shown if group]
+    if not shown:
         return None
-    others = [arm for arm in tables if arm != record.baseline]
-    gaps = {arm: over_seeds(gap_table(curves, arm, record.baseline)) for arm in others}
-    gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
-    shown = [tables, gaps] if gaps else [tables]
-    start = max(table.index.max() for table in tables.values()) / 4
+    start = max(table.index.max() for table in shown[0].values()) / 4
     figure, axes = panels(len(shown), 2.6, 0.5, sharex=True)
     for panel, group, least in zip(axes, shown, (0.0, margin), strict=False):
-        late = {arm: _finite(table[table.index >= start]) for arm, table in group.items()}
+        late = {arm: [*table[table.index >= start].mean(axis=1)] for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
         panel.set(ylabel=results.unit, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
-            panel.plot(table.index, table["mean"], color=color, linestyle=dashes, label=arm)
+            panel.plot(table.index, table.mean(axis=1), color=color, linestyle=dashes, label=arm)
             if arm in main:
-                panel.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.15, lw=0)
-    if gaps:
+                panel.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=color, alpha=0.15, lw=0)
+    if len(shown) > 1:
         axes[1].axhline(0, color=INK, lw=1)
         axes[1].axhspan(-margin, margin, color=LINE, lw=0)
         limits = axes[1].get_ylim()
         ylim = min(limits[0], -1.2 * margin), max(limits[1], 1.2 * margin)
-        axes[1].set(ylabel=f"minus {shorten(record.baseline)}", ylim=ylim)
+        axes[1].set(ylabel=f"minus {shorten(question.baseline)}", ylim=ylim)
     axes[-1].set_xlim(0, None)
     tokens_axis(axes[-1])
     legend(figure, axes[0])
     return figure
 
 
-def tuning(results: Results) -> Figure | None:
-    """The trials over each hyperparameter. The plot reaches as far up as helps to see where the best value lies."""
-    record, trials, keys = results.record, results.trials, results.hyperparameters()
-    if not keys:
+def ladder(results: Results) -> Figure | None:
+    """Draw each tuned arm over the factors of its setting: the mean with its interval, and a tick at the best factor.
+
+    The seeds differ by their texts, which says nothing about the factors. So intervals are of the losses of a seed
+    minus their mean, plus the mean of all (Cousineau, 2005).
+    """
+    ladders = results.ladders
+    if not ladders:
         return None
-    arms = [arm for arm in record.arms if arm in {*trials["arm"]}]
-    main = _main_arms(record)
-    scores = trials["score"].astype(float).sort_values(ascending=results.lower_is_better).dropna()
-    best_first = scores[trials["arm"][scores.index].isin(main)]
-    limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
-    figure, axes = panels(len(keys), 2.5, 0.6)
-    styles = line_styles(list(record.arms))
-    for panel, key in zip(axes, keys, strict=True):
-        panel.set(title=key, ylabel=results.unit, ylim=limits, xscale="log")
-        log_axis(panel.xaxis)
-        for arm in arms:
-            if key in results.hyperparameters(arm):
-                _draw_search(panel, results, arm, key, styles[arm])
-    for arm in arms:
-        axes[0].plot([], [], label=arm, **asdict(styles[arm]))
-    legend(figure, axes[0])
+    styles, sign = line_styles(list(results.record.arms)), 1 if results.lower_is_better else -1
+    figure, (axes,) = panels(1, 2.6, 0.6)
+    for arm, own in ladders.items():
+        losses, color = sign * own.losses, styles[arm].color
+        centred = losses.sub(losses.mean(axis=1), axis=0) + losses.to_numpy().mean()
+        means, factors = losses.mean(), losses.columns.to_numpy(float)
+        ends = [interval([*centred[factor]]) or (mean, mean) for factor, mean in means.items()]
+        reach = np.abs(np.array(ends).T - means.to_numpy())  # (2, factors)
+        axes.errorbar(factors, means, reach, label=arm, capsize=3, **asdict(styles[arm]))
+        if own.best is not None:
+            axes.axvline(own.best, ymax=0.05, color=color, lw=2.5)
+    setting = "learning rates" if results.question.tune == LEARNING_RATE else str(results.question.tune)
+    axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's", ylabel=results.unit)
+    log_axis(axes.xaxis)
+    legend(figure, axes)
     return figure
-
-
-def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle) -> None:
-    (low, high), color = axes.get_ylim(), style.color
-    of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-    values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
-    lost, worse = np.isnan(scores), high if results.lower_is_better else low
-    shown = np.clip(np.where(lost, worse, scores), low, high)
-    outside = ~lost & (shown != scores)
-    for chosen, marker, options in (
-        (~lost & ~outside, style.marker, {"ms": 4}),
-        (lost, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
-        (outside, "^" if worse == high else "v", {"mfc": PAPER}),
-    ):
-        if chosen.any():  # an empty line would make room for itself
-            axes.plot(values[chosen], shown[chosen], marker, color=color, ls="none", clip_on=False, **options)
-    if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
-        axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)

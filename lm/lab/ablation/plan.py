@@ -1,8 +1,8 @@
-"""The plan of an ablation: which runs there are, how long each trains, and which are to be made next.
+"""The plan of an ablation: which runs there are, and which are to be made next.
 
-`next_runs` is a pure function of the settings, the text, the code and the results that exist: it trains and writes
-nothing. A run is named by a hash of all that decides it, so a run that exists is found again, and what has changed has
-another name. This is what resuming an ablation and adding arms or seeds to it rests on.
+`next_runs` is a pure function of the plan and of the outcomes that exist: it trains and writes nothing. A run is named
+by a hash of everything that decides its result, so an unchanged run is found and a changed one gets a new folder.
+Resuming an ablation and adding arms or seeds to it rest on this.
 """
 
 import math
@@ -14,26 +14,38 @@ from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from lm.config import NO_LIMIT, RunConfig, config_hash, deciding_settings
+from lm.config import RunConfig, config_hash
 from lm.data.tokens import TextData
 from lm.errors import UserError
-from lm.lab.ablation.arms import Arm, Arms, build_arms, change, set_steps, time_steps
-from lm.lab.ablation.contrasts import ENDED
-from lm.lab.ablation.record import FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, RunFiles, question_of
-from lm.lab.ablation.results import RunReader, designs_seen, results_of
-from lm.lab.ablation.settings import METRICS, AblateConfig, AblationConfig, TuneConfig
-from lm.lab.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
+from lm.lab.ablation.arms import Arm, Arms, build_arms, change
+from lm.lab.ablation.folder import (
+    ENDED,
+    PILOT,
+    REPORTED,
+    RUNS,
+    AblationRecord,
+    ArmRecord,
+    Failure,
+    Run,
+    RunFiles,
+    RunReader,
+    design_hash,
+)
+from lm.lab.ablation.question import METRICS, TUNED_SETTING, AblateConfig, Question
+from lm.lab.ablation.results import results_of
+from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
 
-HASHES = {"source_hash": "code", "data_hash": "text", "tokenizer_hash": "tokenizer"}  # of an arm, in words
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
-Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # by arm and seed
-Tuned = dict[str, tuple[Settings, Settings]]  # by arm: its hyperparameters, and the centre of their search
+ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
+Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # settings by arm and seed
+MAX_TRIES = 2  # of a run that fails by itself, in one call
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +54,7 @@ class RunSpec(Run):
 
     run: RunConfig  # its run_dir is absolute
     identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
+    seconds: float = 0.0  # that it is expected to take
 
     @property
     def files(self) -> RunFiles:
@@ -60,238 +73,156 @@ class RunSpec(Run):
 class Plan:
     """All that decides which runs there are."""
 
-    config: AblationConfig
+    question: Question
     arms: Arms
-    reader: RunReader  # of the results that there are
-    record: AblationRecord  # what is asked; its arms and runs follow from a step
-    before: AblationRecord  # of an earlier call
+    reader: RunReader  # of the outcomes that there are
+    record: AblationRecord  # what is asked; its runs follow from a step
     seeded: Seeded  # the settings of an arm that depend on the seed of the run
-    specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)  # those that were asked for
+    specs: dict[tuple[str, int, float], RunSpec] = field(default_factory=dict, repr=False)  # that were asked for
 
-    def spec(self, purpose: str, arm: Arm, seed: int, budget: str, values: Settings) -> RunSpec:
-        steps = arm.steps[budget]
-        key = (purpose, arm.name, seed, steps, *values.items())
+    def spec(self, arm: str, seed: int, rung: int, purpose: str = REPORTED) -> RunSpec:
+        """Return the run of an arm at a seed of the question and at a rung of its tuned setting."""
+        key = (arm, seed, factor(rung))
         if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
-            own_seed = seed + self.config.seed_offsets.get(arm.name, 0) if purpose == REPORTED else seed
-            length = {"trainer.max_steps": steps, "trainer.max_epochs": None, "max_tokens": None, "max_minutes": None}
-            of_seed = self.seeded.get((arm.name, own_seed), {})
-            run = change(arm.run, {**of_seed, **values, **length, "seed": own_seed})
-            settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-            name = json_sha256({"config": settings, **arm.identity})[:10]
-            run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"
-            run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
-            about: dict[str, Any] = {"seed": seed, "steps": steps, "values": values, "run_dir": run_dir}
-            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity)
-        return self.specs[key]
+            self.specs[key] = self._spec(self.arms[arm], seed, factor(rung))
+        return replace(self.specs[key], purpose=purpose)
 
-    def reported(self, seeds: Sequence[int], tuned: Tuned) -> list[RunSpec]:
-        """The runs of these seeds: seed by seed, so that pairs become complete."""
-        runs = list[RunSpec]()
-        for seed in seeds:
-            for arm in self.arms:
-                values, is_open = tuned[arm][0] if arm in tuned else {}, self.config.tune.trials and arm not in tuned
-                spec = self.spec(REPORTED, self.arms[arm], seed, self.config.budget, values)
-                # a run without tuning, which may be there, is another one
-                runs.append(replace(spec, run_dir=f"{spec.run_dir}-untuned") if is_open else spec)
-        return runs
+    def _spec(self, arm: Arm, seed: int, by: float) -> RunSpec:
+        question, pair = self.question, self.question.seeds.index(seed)
+        own_seed = seed + question.seed_offsets.get(arm.name, 0)
+        values: dict[str, Any] = {"trainer.max_steps": arm.steps, "trainer.max_epochs": None, "max_tokens": None}
+        values |= {"seed": own_seed, **self.seeded.get((arm.name, own_seed), {})}
+        if question.folds:
+            values["data.fold"] = question.first_fold + pair
+        if by != 1:
+            setting = TUNED_SETTING.get(str(question.tune), str(question.tune))
+            values[setting] = float(f"{arm.settings[setting] * by:.6g}")
+        run = change(arm.run, values)
+        text = arm.text(pair)
+        hashes = {"data_hash": text.hash, "tokenizer_hash": text.tokenizer.hash}
+        identity = arm.identity | hashes
+        name = json_sha256({"config": config_hash(run, **hashes), **identity})[:10]
+        run_dir = f"{RUNS}/{arm.name}-seed{own_seed}-{name}"
+        run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
+        about: dict[str, Any] = {"arm": arm.name, "seed": seed, "factor": by, "run_dir": run_dir}
+        return RunSpec(**about, run=run, identity=identity, seconds=arm.seconds())
 
-    def trial(self, name: str, values: Settings, search: int = 0) -> list[RunSpec]:
-        """The runs of a trial, one for each tuning seed."""
-        arm, budget = self.arms[name], self.config.budget
-        specs = [self.spec(TRIAL, arm, seed, budget, values) for seed in self.config.tune.seeds]
-        return [replace(spec, search=search) for spec in specs]
+    def status(self, run: Run) -> str:
+        """Return done, diverged, failed (by itself), lost (killed from outside) or missing."""
+        outcome = self.reader.outcome(run.run_dir)
+        return "lost" if outcome.status == "failed" and outcome.kind == Failure.KILLED else outcome.status
 
-    def start(self, name: str) -> Settings:
-        """The values of its hyperparameters with which the search of an arm begins: not those that are null or 0."""
-        settings = self.arms[name].settings
-        return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
-
-    def is_missing(self, run: Run) -> bool:
-        """Whether it has no result yet. A diverged one has: it would diverge again."""
-        return self.reader.outcome(run.run_dir).status in ("missing", "failed")
+    def is_allowed(self, arm: str, rung: int) -> bool:
+        """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
+        try:
+            return bool(self.spec(arm, self.question.seeds[0], rung))
+        except UserError:
+            return False
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Step:
-    """What is to be made next, and what the results that there are have decided."""
+    """What is to be made next, and what the outcomes that there are have decided."""
 
-    todo: list[RunSpec]  # independent of each other: they have no result
-    missing: list[RunSpec]  # all that are known to be needed and have no result
-    runs: list[RunSpec]  # all that are asked for; those of an untuned arm under names that will change
-    record: AblationRecord  # of what is asked, with what has been decided: settings and seeds
-    n_trials: tuple[int, int]  # the least and the most runs that tuning still makes
-
-
-def next_runs(plan: Plan) -> Step:
-    """The step that follows from the results in the plan's folder."""
-    trials, tuned, n_trials = _search(plan)
-    seeds, up_to_look = _looks(plan, trials, tuned)
-    asked = [*trials, *plan.reported(seeds, tuned)]
-    return Step(
-        todo=[run for run in (*trials, *up_to_look) if plan.is_missing(run)],
-        missing=[run for run in asked if plan.is_missing(run)],
-        runs=asked,
-        record=_record(plan, tuned, asked, seeds),
-        n_trials=n_trials,
-    )
+    todo: list[RunSpec]  # without an outcome, and independent of each other
+    missing: list[RunSpec]  # all that are known to be needed and have no outcome, or are made again
+    record: AblationRecord  # with the runs that are asked for so far
+    n_open: int  # the least number of runs of ladders whose middle is not known yet
 
 
-def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
-    """The least and the greatest duration of what is missing, on so many workers as the plan has."""
-    untuned = [plan.arms[name] for name in step.record.untuned()]
-    trials = [arm.seconds(arm.steps[plan.config.budget]) for arm in untuned]
-    mean = sum(trials) / len(trials) if trials else 0.0
-    is_open = {arm.name for arm in untuned}
-    decided = sum(
-        plan.arms[run.arm].seconds(run.steps) for run in step.missing if run.purpose != TRIAL or run.arm not in is_open
-    )
-    least, most = ((decided + mean * n) / plan.record.workers for n in step.n_trials)
-    return least, most
+def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> Step:
+    """Return the step that follows from the outcomes.
 
-
-def lost_to_new_code(plan: Plan, step: Step) -> str:
-    """Return in words how many finished runs of an ablation that has ended other code or text would make again."""
-    before, seeds = plan.before, plan.config.seeds
-    if (
-        not (before.ended or before.designs_seen)
-        or (before.tune, before.budget) != (plan.config.tune, plan.config.budget)
-        or not step.missing
-    ):
-        return ""
-    changed = [
-        (run.arm, hashes)
-        for run in before.of(REPORTED)
-        if run.arm in plan.arms and run.seed in seeds
-        if (hashes := _changed(before.arms[run.arm], plan.arms[run.arm]))
-        if plan.reader.outcome(run.run_dir).status in ENDED
+    `tries`: how often a call has made each run that failed. Such runs are made again first, MAX_TRIES times in a call.
+    Until they end otherwise, they count as failed, so a call decides what the call before it has decided.
+    """
+    asked = dict[str, RunSpec]()
+    rungs = dict[str, Sequence[int]]()  # of the arms whose pilot has ended, those that are reported
+    for name, arm in plan.arms.items():
+        if not arm.is_tuned:
+            rungs[name] = [0]
+            continue
+        loss = partial(_pilot_loss, plan, asked, name)
+        middle, unknown = pilot(loss)
+        for seed in plan.question.seeds[:PILOT_SEEDS]:
+            asked |= {spec.run_dir: spec for rung in unknown for spec in [plan.spec(name, seed, rung, PILOT)]}
+        if middle is not None:
+            trains = any(loss(middle + rung) != math.inf for rung in AROUND)
+            around = LADDER if trains else AROUND  # more values of an arm that does not train would not train either
+            rungs[name] = [middle + rung for rung in around if plan.is_allowed(name, middle + rung)]
+    seeds, up_to_look = _looks(plan, asked, rungs)
+    asked |= {spec.run_dir: spec for spec in _reported(plan, rungs, seeds)}
+    missing = [spec for spec in asked.values() if plan.status(spec) == "missing"]
+    again = [
+        spec
+        for spec in asked.values()
+        if plan.status(spec) in ("failed", "lost") and tries.get(spec.run_dir, 0) < MAX_TRIES
     ]
-    if not changed:
-        return ""
-    arms, what = (", ".join(dict.fromkeys(names)) for names in zip(*changed, strict=True))
-    origin = "install the version of lm" if what == "code" else f"use the {what}"
-    return (
-        f"{len(changed)} finished run{'s' * (len(changed) > 1)} ({arms}) no longer count, for the {what} has changed "
-        f"since; name another output_dir=DIR, or {origin} that made them"
-    )
+    todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.run_dir in up_to_look]
+    n_open = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
+    record = _with_runs(plan, [*asked.values()])
+    return Step(todo, [*again, *missing], record, n_open * (len(plan.arms) - len(rungs)))
 
 
-def _changed(before: ArmRecord, now: ArmRecord) -> str:
-    """What has changed, if it is the code or the text and nothing else; empty if not."""
-    changed = {key for key in now.identity if now.identity[key] != before.identity.get(key)}
-    keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
-    first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
-    if not changed <= {*HASHES} or deciding_settings(first) != deciding_settings(second):
-        return ""
-    return " and the ".join(HASHES[key] for key in HASHES if key in changed)
+def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> float | None:
+    """Return the mean loss of an arm at a rung; what the pilot has looked at is part of what is asked for."""
+    if not plan.is_allowed(arm, rung):
+        return math.inf
+    specs = [plan.spec(arm, seed, rung, PILOT) for seed in plan.question.seeds[:PILOT_SEEDS]]
+    status = {plan.status(spec) for spec in specs}
+    if "missing" in status and not status & {"diverged", "failed"}:
+        return None
+    asked.update((spec.run_dir, spec) for spec in specs)
+    if status & {"diverged", "failed"}:
+        return math.inf
+    if "lost" in status:
+        return None
+    metric = plan.question.metric
+    scores = [float(plan.reader.outcome(spec.run_dir).result[metric]) for spec in specs]
+    return sum(scores) / len(scores) * (1 if METRICS[metric][0] else -1)
 
 
-def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int]) -> AblationRecord:
+def _reported(plan: Plan, rungs: Mapping[str, Sequence[int]], seeds: Sequence[int]) -> list[RunSpec]:
+    """Return the runs of these seeds: seed by seed, so that pairs become complete."""
+    return [plan.spec(arm, seed, rung) for seed in seeds for arm, own in rungs.items() for rung in own]
+
+
+def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequence[int]]) -> tuple[list[int], set[str]]:
+    """Return the seeds that are reported, and the names of the reported runs up to the next decision.
+
+    A decision waits until all runs before it have ended: a missing one could change it. If a run failed, the look is
+    skipped, because the runs that survived would decide.
+    """
+    question = plan.question
+    for n in question.looks[:-1]:
+        specs = _reported(plan, rungs, question.seeds[:n])
+        status = {plan.status(spec) for spec in specs}
+        if len(rungs) < len(plan.arms) or "missing" in status:
+            return question.seeds, {spec.run_dir for spec in specs}
+        if status <= {*ENDED}:
+            record = _with_runs(plan, [*asked.values(), *specs])
+            if all(contrast.verdict != "undecided" for contrast in results_of(record, plan.reader).asked()):
+                return question.seeds[:n], {spec.run_dir for spec in specs}
+    return question.seeds, {spec.run_dir for spec in _reported(plan, rungs, question.seeds)}
+
+
+def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
     def part(kind: type, whole: Any) -> Any:
         return kind(**{item.name: getattr(whole, item.name) for item in fields(kind)})
 
-    arms = {name: part(ArmRecord, arm) for name, arm in plan.arms.items()}
-    for name, (settings, centre) in tuned.items():
-        arms[name] = replace(arms[name], tuned=settings, centre=centre)
-    rows = sorted((part(Run, run) for run in runs), key=lambda run: (run.purpose, [*arms].index(run.arm)))
-    return replace(plan.record, seeds=seeds, arms=arms, runs=rows)
+    by_name = {spec.run_dir: spec for spec in specs}  # the last: a run of a pilot may be of the ladder too
+    runs = sorted((part(Run, spec) for spec in by_name.values()), key=lambda run: [*plan.arms].index(run.arm))
+    return replace(plan.record, arms={name: part(ArmRecord, arm) for name, arm in plan.arms.items()}, runs=runs)
 
 
-# --- tuning
-
-
-def _search(plan: Plan) -> tuple[list[RunSpec], Tuned, tuple[int, int]]:
-    """The trials that are asked for so far, what they have decided, and how many runs are still to come.
-
-    Trials of an arm that keeps its hyperparameters are asked for if their results are gone, for its regret rests on
-    them.
-    """
-    config = plan.config.tune
-    names = [*plan.arms] if config.trials else []
-    kept = {name: before for name in names if (before := _kept(plan, name))}
-    arms = {name: ArmTrials(plan.start(name)) for name in names if name not in kept}
-    is_new = True
-    while is_new:
-        state, is_new = tune(arms, config, partial(_is_allowed, plan)), False
-        for name, trials in state.next_trials.items():
-            for values in trials:
-                if (loss := _loss(plan, plan.trial(name, values))) is not None:
-                    losses = {**arms[name].losses, arms[name].key(values): loss}
-                    arms[name], is_new = replace(arms[name], losses=losses), True
-    runs = list[RunSpec]()
-    for name in names:
-        made = [(dict(values), search) for values, search in plan.before.searches(name).items()] if name in kept else []
-        made += state.trials.get(name, ())
-        made += [(values, 0) for values in state.next_trials.get(name, ())]
-        runs += [run for values, search in made for run in plan.trial(name, values, search)]
-    tuned = {name: (arm.settings, arm.centre) for name, arm in state.arms.items()}
-    tuned |= {name: (before.tuned, before.centre) for name, before in kept.items()}
-    return runs, tuned, _trials_to_go(arms, state, config)
-
-
-def _kept(plan: Plan, name: str) -> ArmRecord | None:
-    """The arm with the hyperparameters that an earlier call has chosen: it keeps them, whatever would be chosen now.
-
-    None if there are none, or if what is tuned, where the search begins, the settings, the text or the code have
-    changed since.
-    """
-    before = plan.before.arms.get(name)
-    if before is None or not before.tuned or plan.before.tune != plan.config.tune:
-        return None
-    centre = {key: round_value(value) for key, value in plan.start(name).items()}  # of the first search
-    recorded = {run.run_dir for run in plan.before.of(TRIAL)}
-    return before if recorded.issuperset(run.run_dir for run in plan.trial(name, centre)) else None
-
-
-def _is_allowed(plan: Plan, name: str, values: Settings) -> bool:
-    try:
-        return bool(plan.trial(name, values))
-    except UserError:  # for example a fraction above one
-        return False
-
-
-def _loss(plan: Plan, runs: Sequence[Run]) -> float | None:
-    """The mean over the tuning seeds, lower is better; infinite where training diverged; None: not finished."""
-    outcomes = [plan.reader.outcome(run.run_dir) for run in runs]
-    if any(outcome.status == "diverged" for outcome in outcomes):
-        return math.inf
-    if any(outcome.status != "done" for outcome in outcomes):
-        return None
-    scores = [float(outcome.result[plan.config.metric]) for outcome in outcomes]
-    return sum(scores) / len(scores) * (1 if METRICS[plan.config.metric][0] else -1)
-
-
-def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: TuneConfig) -> tuple[int, int]:
-    if not state.next_trials:
-        return 0, 0
-    made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
-    searched = [len(arm.start) for arm in arms.values() if arm.start]  # numbers of hyperparameters
-    totals = sum(search_size(k, config) for k in searched), config.trials * len(searched)
-    least, most = (max(total - made, ahead) * len(config.seeds) for total in totals)
-    return least, most
-
-
-# --- looks
-
-
-def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[RunSpec]]:
-    """The seeds that are reported, and the reported runs up to the next decision.
-
-    A decision waits until all runs before it have ended: a missing one could change it. Where one has failed nothing is
-    decided, for the runs that are left would decide, and the ablation goes on. What was judged by more seeds stays so.
-    """
-    config, before = plan.config, plan.before
-    judged = len(before.seeds) if before.ended and before.looks == config.looks else 0
-    ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
-    for n in sorted({*config.looks, len(config.seeds)}):
-        runs = [run for run in plan.reported(config.seeds[:n], tuned) if run.arm in ready]
-        status = [plan.reader.outcome(run.run_dir).status for run in runs]
-        if len(ready) < len(plan.arms) or "missing" in status:
-            break
-        if n in config.looks and n >= judged and "failed" not in status:
-            record = _record(plan, tuned, [*trials, *runs], config.seeds[:n])
-            if all(row.verdict != "undecided" for row in results_of(record, plan.reader).asked()):
-                return config.seeds[:n], runs
-    return config.seeds, runs
+def seconds_to_go(plan: Plan, step: Step) -> float:
+    """Return how long the busiest worker takes for what is missing; ladders whose middle is not known count too."""
+    seconds = [spec.seconds for spec in step.missing]
+    mean = sum(arm.seconds() for arm in plan.arms.values()) / len(plan.arms)
+    loads = [0.0] * plan.record.workers
+    for duration in sorted([*seconds, *[mean] * step.n_open], reverse=True):
+        loads[loads.index(min(loads))] += duration
+    return max(loads)
 
 
 # --- from a question to its plan
@@ -306,40 +237,65 @@ def make_plan(
     command: str,
     default_workers: Callable[[int], int],
 ) -> Plan:
-    """`runs` has the configuration of each arm, `seeded` the settings that depend on the seed, `before` the record of
-    an earlier call; `default_workers` is asked with the threads and the least bytes of a run. Raises UserError.
+    """Return the plan of a question.
+
+    `runs` has the configuration of each arm, `seeded` the settings that depend on the seed, `before` the record of an
+    earlier call; `default_workers` is asked with the threads of a run. Raises UserError.
     """
-    ablation, texts = config.ablation, dict[str, TextData]()
     most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
-    earlier = before or AblationRecord(**question_of(ablation))
-    arms = build_arms(ablation, runs, threads, earlier.arms, texts)
-    root = arms[ablation.root(ablation.baseline)]
-    if (minutes := root.run.max_minutes) is not None:  # that of all arms
-        if root.steps["own"] == NO_LIMIT:
-            time_steps([root])
-            root.steps["own"] = max(1, round(60 * minutes / root.seconds_per_step))
-        for arm in arms.values():
-            arm.steps["own"] = root.steps["own"]
-    set_steps(ablation, arms)
-    workers = config.workers or default_workers(threads)
-    record = replace(
-        earlier,
-        **question_of(ablation),
+    arms = build_arms(config.ablation, runs, threads, before.arms if before else {})
+    question = config.ablation
+    if question.equivalence_margin is None:
+        question = replace(question, equivalence_margin=one_percent(question.metric, arms[question.baseline].texts[0]))
+    if before:
+        _check_code(reader, before, arms)
+    record = AblationRecord(
+        question=question,
         overrides=config.overrides,
-        common=ablation.overrides,
-        pairs=ablation.pairs(),
-        designs_seen=designs_seen(before, reader) if before else [],
-        begun=earlier.begun or now(),
-        ended=None,
+        begun=before.begun if before else now(),
+        designs=_designs(question, config.overrides, before, reader),
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         threads=threads,
-        workers=workers,
+        workers=config.workers or default_workers(threads),
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    return Plan(ablation, arms, reader, record, earlier, seeded)
+    return Plan(question, arms, reader, record, seeded)
+
+
+def one_percent(metric: str, text: TextData) -> float:
+    """Return the margin that is 1 % of perplexity, in the unit of the metric for the tokens of this text."""
+    if metric == "val_bpb":
+        return float(f"{ONE_PERCENT / math.log(2) * text.n_targets / text.val_bytes:.2g}")
+    return ONE_PERCENT
+
+
+def _check_code(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
+    """Refuse to mix rows of two codes: they would never form pairs."""
+    changed = {
+        name
+        for name, arm in before.arms.items()
+        if name in arms and arm.identity["source_hash"] != arms[name].identity["source_hash"]
+    }
+    n = sum(run.arm in changed and reader.outcome(run.run_dir).status in ENDED for run in before.runs)
+    if n:
+        raise UserError(
+            f"output_dir={reader.folder}: holds {n} finished run{'s' * (n > 1)} of other code "
+            f"({', '.join(sorted(changed))}); name another output_dir=DIR, or install the version of lm that made them"
+        )
+
+
+def _designs(
+    question: Question, overrides: Sequence[str], before: AblationRecord | None, reader: RunReader
+) -> list[dict[str, Any]]:
+    """Return the designs of all calls: the hash of each, and how many runs had ended when it was new."""
+    known, design = (before.designs if before else []), design_hash(question, overrides)
+    if known and known[-1]["design"] == design:
+        return known
+    n = sum(reader.outcome(run.run_dir).status in ENDED for run in before.runs) if before else 0
+    return [*known, {"design": design, "results": n}]
 
 
 def now() -> str:

@@ -16,21 +16,22 @@ import pandas as pd
 
 from lm.errors import UserError, error_prefix, reading, require, require_seed
 from lm.lab.ablation import figures
-from lm.lab.ablation.record import FILE, AblationRecord, ArmRecord
-from lm.lab.ablation.report import comparison_table, facts_of_metric, plain, summary, verdict_json, write_pages
-from lm.lab.ablation.results import Results, RunReader, frame
+from lm.lab.ablation.folder import FILE, REPORTED, UNUSED, AblationRecord, ArmRecord, RunReader, frame_of, plain
+from lm.lab.ablation.question import Question
+from lm.lab.ablation.report import comparison_table, describe, write_pages
+from lm.lab.ablation.results import Results
 from lm.lab.ablation.warnings import Weakness, run_warnings
-from lm.lab.report.figures import as_svg, shorten
+from lm.lab.report.figures import shorten
 from lm.system.files import read_json, sha256
 from lm.system.terminal import printable
 
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
-RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose", "budget"), str) | {"is_own_failure": bool}
+RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose"), str) | {"factor": float, "is_own_failure": bool}
 TOO_LARGE = 1e150  # the squares of differences are added
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file with a header. Raises UserError that names the file and the line."""
+    """Return the rows of a CSV file with a header. Raises UserError that names the file and the line."""
     if not path.is_file():
         raise UserError(f"rows={path}: no such file; expected a CSV file with the columns {', '.join(KINDS)}")
     with reading(path, "CSV in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
@@ -43,7 +44,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 
 def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a frame that are read. Raises UserError that names a column, or a row by its index."""
+    """Return the columns of a frame that are read. Raises UserError that names a column, or a row by its index."""
     columns = f"has the columns {', '.join(map(str, given.columns)) or 'none'}"
     is_whole = all([*given.columns].count(name) == 1 for name in KINDS)
     require(is_whole, columns, f"{', '.join(KINDS)} with commas between, each once")
@@ -74,7 +75,7 @@ def _number(value: Any) -> float:
 
 
 def _plain(value: Any) -> str:
-    """Without the underscores that Python, and no CSV, allows in a number."""
+    """Return the text of a number. Raises ValueError for the underscores that Python, and no CSV, allows."""
     if "_" in str(value):
         raise ValueError(value)
     return str(value)
@@ -83,8 +84,8 @@ def _plain(value: Any) -> str:
 # --- as an ablation
 
 
-def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, higher: bool) -> Results:
-    """The rows as the results of an ablation. Of two arms the first is the baseline if none is named."""
+def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, higher: bool, command: str = "") -> Results:
+    """Return the rows as the results of an ablation. Of two arms the first is the baseline if none is named."""
     arms = [*dict.fromkeys(rows["arm"])]
     require(len(arms) > 1, f"column arm: has {', '.join(arms) or 'no value'}", "two names or more")
     require(baseline is not None or len(arms) == 2, "baseline: not given", f"one of {', '.join(arms)}")
@@ -94,34 +95,33 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     of_baseline = rows["arm"] == baseline
     seeds = sorted({*rows["seed"][of_baseline]} & {*rows["seed"][~of_baseline]})
     require(len(seeds) > 1, f"column seed: {len(seeds)} of {baseline} and of another arm", "two or more, for pairs")
-    record = AblationRecord(
+    question = Question(
         name="rows",
         question=f"Which is better, {' or '.join(arms)}?",
-        arms={arm: ArmRecord() for arm in arms},
+        arms={arm: [] for arm in arms},
         baseline=baseline,
-        pairs={arm: baseline for arm in arms if arm != baseline},
-        primary=[arm for arm in arms if arm != baseline],
         seeds=seeds,
+        folds=False,
         metric="higher_value" if higher else "value",
-        equivalence_margin=margin or 0.0,
-        budget="rows",
+        equivalence_margin=margin,
     )
-    runs = frame([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
+    record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
+    runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     nothing = RunReader(Path(os.devnull))  # there are no folders of runs
-    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"]))
+    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"], has_folder=False))
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     is_finite = abs(row["value"]) < TOO_LARGE
     outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
     counts = has_pair or not is_finite  # no arm is favoured by the seeds that it survived
-    place = {"purpose": "reported", "budget": "rows"} if counts else {"purpose": "unused", "budget": ""}
-    return row | outcome | place | {"run_dir": f"{row['arm']} seed {row['seed']}", "is_own_failure": False}
+    about = {"purpose": REPORTED if counts else UNUSED, "factor": 1.0, "is_own_failure": False}
+    return row | outcome | about | {"run_dir": f"{row['arm']} seed {row['seed']}"}
 
 
 def rows_warnings(results: Results) -> Iterator[Weakness]:
-    """Which rows are left out, and what weakens a verdict of so few seeds or of runs that diverged."""
-    alone = results.runs[results.runs["purpose"] == "unused"].groupby("arm", sort=False)["seed"]
+    """Yield which rows are left out, and what weakens a verdict of so few seeds."""
+    alone = results.runs[results.runs["purpose"] == UNUSED].groupby("arm", sort=False)["seed"]
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
     yield from [Weakness(summary, "They are left out.")] * bool(names)
@@ -138,16 +138,17 @@ def rows_table(results: Results, folder: str | None) -> str:
 
 
 def rows_json(results: Results) -> dict[str, Any]:
-    return dict(plain(verdict_json(results, [*rows_warnings(results)])))
+    return dict(plain(describe(results, [*rows_warnings(results)])))
 
 
-def write_rows_report(results: Results, folder: Path, path: Path, command: str) -> None:
-    """report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
-    is_report = (folder / "report.json").exists() and "contrasts" in read_json(folder / "report.json")
+def write_rows_report(results: Results, folder: Path, path: Path) -> None:
+    """Write report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
+    is_report = False
+    with suppress(OSError, ValueError):
+        is_report = "contrasts" in read_json(folder / "report.json")
     is_used = folder.exists() and any(folder.iterdir()) and not (is_report and not (folder / FILE).exists())
     require(not is_used, f"output_dir={folder}", "a new folder, an empty one, or one with a report of rows")
     folder.mkdir(parents=True, exist_ok=True)
-    seeds = ("seeds", f"{len(results.record.seeds)} that {results.record.baseline} and another arm have")
-    context = summary(results, [seeds, *facts_of_metric(results)], [*rows_warnings(results)])
-    details = {"command": command, "facts_of_runs": [("rows", str(path)), ("their SHA-256", sha256(path))]}
-    write_pages(folder, {"forest": as_svg(figures.forest, results)}, context, details, rows_json(results))
+    content = describe(results, [*rows_warnings(results)])
+    content["facts_of_runs"] = {"rows": str(path), "their SHA-256": sha256(path)}
+    write_pages(folder, results, content, [figures.forest])

@@ -1,9 +1,10 @@
 """Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]
 
-KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01. TEXT is a file, folder, glob or address.
+KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01 nats per token, which is 1 % of perplexity.
+TEXT is a file, folder, glob or address. tune=true scores each value at its own best learning rate.
 
-Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again continues with the runs
-that are missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
+Plans, runs each arm at each seed, and writes a report. The same command again continues with the runs that are
+missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
 Every setting of train changes all arms. They are not listed here: lm-lab train --help all lists them.
 """
 
@@ -36,9 +37,7 @@ from lm.cli.arguments import (
 from lm.cli.compose import LOADED, explaining, register, to_dataclass
 from lm.config import RunConfig
 from lm.errors import RESUMABLE, UserError
-from lm.lab.ablation.forkserver import warm_up
-from lm.lab.ablation.settings import METRICS, AblateConfig
-from lm.lab.commands.question import (
+from lm.lab.ablation.ask import (
     QuestionFile,
     choose,
     compose_arms,
@@ -46,20 +45,20 @@ from lm.lab.commands.question import (
     confirmation,
     for_later,
     is_question,
+    long_name,
     question_in_a_line,
     read_question,
     values_of,
+    with_folds,
     write_question,
 )
+from lm.lab.ablation.forkserver import warm_up
+from lm.lab.ablation.question import AblateConfig
 
 SCHEMA = AblateConfig
 IS_HYDRA = True
-NOT_TUNED = (
-    "margin: {margin:g} {unit} (0.01 nats per token is 1 % of perplexity), which margin=M changes. Learning rates are"
-    " not tuned for each arm: ablation.tune.trials=18 'ablation.tune.hyperparameters=[optim.lr]' does that"
-)
 OWN, TRAIN = kinds_of(AblateConfig), kinds_of(RunConfig)
-IN_A_LINE = {"seeds": list[int], "margin": float}  # short names of settings of a question
+IN_A_LINE = {"seeds": list[int], "margin": float, "tune": str, "folds": bool}  # short names of settings of a question
 
 
 def run(args: list[str]) -> int:
@@ -90,12 +89,13 @@ def run(args: list[str]) -> int:
 def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
     """Answer the question, print the results, and return the exit code."""
     runs = compose_arms(ablation.ablation, ablation.overrides)
+    ablation.ablation = with_folds(ablation.ablation, runs)
     seeded = compose_seeds(ablation.ablation, ablation.overrides, runs)
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
+    from lm.lab.ablation.folder import default_dir
     from lm.lab.ablation.plan import Plan, Step
-    from lm.lab.ablation.record import default_dir
     from lm.lab.ablation.report import report_json
     from lm.lab.ablation.results import Results
     from lm.lab.commands.report import print_results, verdict_code
@@ -109,9 +109,6 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
         if ablation.plan_only and ablation.json:
             planned = plan_json(plan, step, results)
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
-        if question and not ablation.ablation.tune.trials:
-            unit = METRICS[ablation.ablation.metric][1]
-            print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin, unit=unit), file=file, flush=True)
 
     folder = Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)
     try:
@@ -147,8 +144,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
     files = [word for word in words.bare if is_question(word)]
     texts = [word for word in words.bare if word not in files]
-    own = [word for word in words.overrides if _is_own(word)]
-    train = with_text(Words([], [word for word in words.overrides if word not in own], texts))
+    own = [long_name(word) for word in words.overrides if _is_own(word)]
+    train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
     question, notes = None, dict[str, str]()
     if any(key_of(word) == "confirm" for word in own):
@@ -160,7 +157,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
     elif files:
         chosen = _read(files, own)
     elif changes and not any(key_of(word) == "ablation" for word in own):
-        of_line = [word for word in own if key_of(word) in IN_A_LINE or key_of(word).startswith("ablation.")]
+        of_line = [word for word in own if key_of(word).startswith("ablation.")]
         question, notes = _ask(changes, [word for word in train if word not in changes], of_line)
         chosen, train, changes = choose(question), [], []
         own = [word for word in own if word not in of_line]
@@ -172,7 +169,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
     listed = ",".join(quoted(for_later(for_hydra(word, TRAIN))) for word in train)
-    typed = [for_hydra(word, OWN | IN_A_LINE) for word in own]
+    typed = [for_hydra(word, OWN) for word in own]
     return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], question, notes
 
 
@@ -186,7 +183,7 @@ def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     short = command_line("ablate", "ablation=smoke")
     ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
     single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
-    what = f"{single[0]}: is one value, and no question" if single else "ablation: no question is given"
+    what = f"{single[0]}: has one value, and a question needs two" if single else "ablation: no question is given"
     return f"{what}; {ways}"
 
 
@@ -198,8 +195,8 @@ def _ask(changes: Sequence[str], common: list[str], of_line: list[str]) -> tuple
     change = for_hydra(changes[0], TRAIN, is_sweep=True)
     recipe, notes = recipe_for([*common, changes[0]])
     every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, TRAIN) for word in common)]
-    settings = [for_hydra(word, OWN | IN_A_LINE) for word in of_line]
-    return question_in_a_line(change, every_arm, settings=settings), notes
+    settings = [for_hydra(word, OWN) for word in of_line]
+    return question_in_a_line(change, every_arm, settings), notes
 
 
 def _read(files: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -215,8 +212,8 @@ def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
     """Return the overrides that ask a finished question on fresh seeds, and the other words."""
     folders = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in own}
     if any(key_of(word).startswith("ablation") for word in own):
-        raise UserError(f"confirm={folders['confirm']}: is a question of its own, expected no other")
+        raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected no seeds or margin")
     beside = Path(os.path.relpath(f"{folders['confirm'].resolve()}-confirm"))
     folder = folders.get("output_dir", beside)
     rest = [word for word in own if key_of(word) != "output_dir"]
-    return [*choose(confirmation(folders["confirm"], folder)), f"output_dir={quoted(str(folder))}"], rest
+    return [*choose(confirmation(folders["confirm"])), f"output_dir={quoted(str(folder))}"], rest

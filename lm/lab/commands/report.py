@@ -18,7 +18,7 @@ from lm.cli.arguments import parse, split_words, with_folders
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError, error_prefix
-from lm.lab.ablation.settings import ReportConfig
+from lm.lab.ablation.question import ReportConfig
 
 if TYPE_CHECKING:
     from lm.lab.ablation.results import Results
@@ -29,8 +29,8 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 
 def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
-    marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
-    keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")]
+    marks = {"output_dir": "ablation.json", "run_dir": "config.yaml"}
+    keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")][:1]
     named, others = (words[:1], words[1:]) if keys else ([], words)
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
@@ -59,13 +59,13 @@ def run(args: list[str]) -> int:
 def _judge(config: ReportConfig) -> int:
     from lm.lab.ablation.rows import judged, read_rows, rows_json, rows_table, write_rows_report
 
-    path = Path(str(config.rows))
+    path, command = Path(str(config.rows)), shlex.join([*started_by(), *sys.argv[1:]])
     rows = read_rows(path)
     with error_prefix(str(path)):
-        results = judged(rows, config.baseline, config.margin, config.higher)
+        results = judged(rows, config.baseline, config.margin, config.higher, command)
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     if config.output_dir is not None:
-        write_rows_report(results, Path(config.output_dir), path, shlex.join([*started_by(), *sys.argv[1:]]))
+        write_rows_report(results, Path(config.output_dir), path)
     print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
     return code
 
@@ -82,7 +82,7 @@ def verdict_code(results: "Results") -> int:
 
     Raises UserError if there are several comparisons.
     """
-    contrasts = [contrast for contrast in results.asked() if contrast.family != "interaction"]
+    contrasts = [contrast for contrast in results.contrasts if contrast.primary]
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts[0].verdict] if results.is_whole() else 1

@@ -155,13 +155,13 @@ def _has_model(path: Path) -> bool:
 def described_ablation(folder: Path) -> dict[str, Any]:
     """The question of an ablation, the verdicts so far and what is left. Raises UserError."""
     results = read_results(folder)
-    record, counts = results.record, results.counts()
+    counts = results.counts()
     left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
     left += [f"{counts[status]} {status}" for status in ("failed", "diverged", "missing") if counts[status]]
-    if untuned := record.untuned():
+    if untuned := results.untuned():
         left += [f"still tuned: {', '.join(untuned)}"]
     return {
-        "question": record.question,
+        "question": results.question.question,
         "answers": [{"verdict": row.verdict, "statement": row.sentence} for row in results.asked()],
         "left": "; ".join(left),
         "warnings": [warning.summary for warning in report_warnings(results)],

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlencode
 from lm.config import build
 from lm.decoding import Sampling
 from lm.errors import DAMAGE, UserError, require, require_seed
-from lm.lab.ablation.record import is_locked
+from lm.lab.ablation.folder import is_locked
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load

@@ -76,7 +76,7 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
 
 
 def read_run(path: Path, name: str) -> FoundRun:
-    from lm.lab.ablation.record import RunFiles  # a train run, which asks for the newest run alone, does without
+    from lm.lab.ablation.folder import RunFiles  # a train run, which asks for the newest run alone, does without
 
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:

@@ -1,124 +1,102 @@
-"""Schemas of an ablation: a question, arms that differ in one thing, seeds, what counts as an answer, who runs it."""
+"""The schema of a question, and the settings of the commands `ablate` and `report`. Imports nothing heavy."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lm.errors import UserError, expand_paths, require, require_choice, require_min, require_seed
 
-METRICS = {  # name in result.json -> whether less is better, its unit, and what it is called
+METRICS = {  # name -> whether lower is better, the unit, and words for pages
     "val_loss": (True, "nats per token", "validation loss, nats per token"),
     "val_bpb": (True, "bits per byte", "validation loss, bits per byte"),
     "val_top1": (False, "fraction of tokens", "next-token accuracy on the validation text"),
+    "value": (True, "in value", "value"),  # of the rows of any program
+    "higher_value": (False, "in value", "value"),
 }
-RUN_METRICS = tuple(METRICS)
-METRICS |= {"value": (True, "in value", "value"), "higher_value": (False, "in value", "value")}  # of any program's rows
-BUDGETS = ("tokens", "flops")
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": ""}
-HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
+RUN_METRICS = ("val_loss", "val_bpb", "val_top1")
+BUDGETS = {"tokens": "tokens", "flops": "FLOPs"}
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
-
-
-def _distinct(key: str, values: Sequence[object]) -> None:
-    require(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
-
-
-@dataclass(slots=True, kw_only=True)
-class TuneConfig:
-    """The search of each arm's own best settings, on seeds that are not reported."""
-
-    trials: int = 0  # the most settings that an arm tries; 0: nothing is tuned
-    seeds: list[int] = field(default_factory=lambda: [1000, 1001])  # of the trials; not those that are reported
-    factor: float = 2.0  # between neighbouring values
-    hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)  # those that an arm has are tuned
-
-    def __post_init__(self) -> None:
-        require_min(0, "ablation.tune.", self, "trials")
-        require(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
-        _distinct("ablation.tune.seeds", self.seeds)
-        _distinct("ablation.tune.hyperparameters", self.hyperparameters)
-        for seed in self.seeds:
-            require_seed(seed, "ablation.tune.seeds")
+LEARNING_RATE = "learning_rate"
+TUNED_SETTING = {LEARNING_RATE: "optim.lr_scale"}  # one factor for the peaks of all parameter groups
+MOST_SEEDS = 1000
+NAME = r"[^\W_][\w.-]{0,39}"  # of an arm, and of an ablation; matplotlib leaves _x out of a legend
+NAMES = "a name of letters, digits, dots, - and _ that begins with a letter or digit"
+SEED = "{seed}"  # in an override: the seed of the run
 
 
 @dataclass(slots=True, kw_only=True)
 class Question:
-    """What is asked, whatever the arms are. `name` is the config's file name."""
+    """One question: arms that differ in one thing, seeds that pair them, and the smallest difference that matters.
 
-    seeds: list[int]  # each arm is run at each of them
-    baseline: str  # the arm with which the others are compared
-    primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
-    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
-    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
-    contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
-    budget: str = "tokens"  # what is held equal: tokens or flops
-    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
-    name: str  # of the ablation: the file in configs/ablation
-    question: str  # what the report answers
-    metric: str = "val_loss"  # val_loss, val_bpb or val_top1
-    match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
-    seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
-    tune: TuneConfig = field(default_factory=TuneConfig)
-
-
-MOST_SEEDS = 1000
-NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
-NAMES = "a name of letters, digits, dots, - and _"
-
-
-def weighted_sum(weights: Mapping[str, float]) -> str:
-    """Weights of arms in words.
-
-    >>> weighted_sum({"a": 1, "b": -0.5, "c": -0.5})
-    'a - 0.5 b - 0.5 c'
-    """
-    sizes = {arm: f"{abs(weight):g} " if abs(weight) != 1 else "" for arm, weight in weights.items()}
-    terms = (f"{'-' if weights[arm] < 0 else '+'} {size}{arm}" for arm, size in sizes.items())
-    return " ".join(terms).removeprefix("+ ")
-
-
-@dataclass(slots=True, kw_only=True)
-class AblationConfig(Question):
-    """One question and its arms. Words in lists are overrides of train.py.
+    Words in lists are overrides of train.
 
     >>> arms = {"tied": [], "untied": []}
-    >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
+    >>> Question(name="a", question="?", arms=arms, baseline="tid", seeds=[0])
     Traceback (most recent call last):
     lm.errors.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
+    name: str  # of the ablation: the file in configs/ablation
+    question: str  # what the report answers
     arms: dict[str, list[str]]  # name -> what is changed
     overrides: list[str] = field(default_factory=list)  # of every arm; {seed} in one is the seed of the run
+    baseline: str  # the arm with which the others are compared
+    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
+    primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all
+    contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
+    seeds: list[int]  # every arm is trained at each of them
+    seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
+    folds: bool = True  # whether each pair holds out a part of the text of its own
+    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at 0.5
+    metric: str = "val_loss"  # val_loss, val_bpb or val_top1
+    equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
+    budget: str = "tokens"  # what training holds equal: tokens or flops
+    match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
+    tune: str | None = None  # learning_rate, or a setting of train that is a number: each arm at its own best
+    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
 
     def __post_init__(self) -> None:
-        require_choice("ablation.metric", self.metric, RUN_METRICS)
-        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
-        require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
+        self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
+        require_choice("ablation.metric", self.metric, (*METRICS,))
         require_choice("ablation.budget", self.budget, BUDGETS)
+        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
+        is_margin = margin is None or 0 < margin < math.inf
+        require(is_margin, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
+        is_needed = margin is None and self.metric == "val_top1"
+        require(not is_needed, "ablation.equivalence_margin: is missing", f"a number, in {unit}")
+        require_min(0, "ablation.", self, "first_fold")
         self._check_arms()
         self._check_contrasts()
         self._check_seeds()
 
+    def pairs(self) -> dict[str, str]:
+        """Return which arm is compared with which."""
+        return {arm: self.baselines.get(arm, self.baseline) for arm in self.arms if arm != self.baseline}
+
+    def primary_arms(self) -> list[str]:
+        return self.primary or [*self.pairs()]
+
     def _check_arms(self) -> None:
         require(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
         names = {f"ablation.arms.{arm}": arm for arm in self.arms} | {f"ablation.name={self.name}": self.name}
-        for setting, name in names.items():
-            require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
+        if self.metric in RUN_METRICS:  # the arms of rows are called as their program calls them
+            for setting, name in names.items():
+                require(bool(re.fullmatch(NAME, name)), setting, NAMES)
         baselines = (*self.baselines, *self.baselines.values())
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
         for key, names_of_arms in references.items():
             for name in sorted({*names_of_arms} - self.arms.keys()):
                 raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+        if self.baseline in self.primary:
+            raise UserError(f"ablation.primary: {self.baseline} is the baseline, which is compared with no other arm")
+        for arm, other in self.baselines.items():
+            is_pair = arm not in (self.baseline, other) and other not in self.baselines
+            expected = f"an arm that is compared with {self.baseline}, or {self.baseline}"
+            require(is_pair, f"ablation.baselines.{arm}={other}", expected)
         pairs = self.pairs()
-        for arm in self.arms:
-            if arm in self.primary and arm not in pairs:
-                raise UserError(f"ablation.primary: {arm} is compared with no other arm")
-            if self.baselines.get(arm) == arm:
-                raise UserError(f"ablation.baselines: {arm} is compared with itself")
-            self.root(arm)
         for arm, key in self.match_parameters.items():
             require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in pairs or pairs[arm] in self.match_parameters:
@@ -140,43 +118,33 @@ class AblationConfig(Question):
             shapes[shape] = name
 
     def _check_seeds(self) -> None:
-        require(len(self.seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
-        _distinct("ablation.seeds", self.seeds)
-        for seed in self.seeds:
+        seeds, looks = self.seeds, self.looks
+        require(len(seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
+        require(len({*seeds}) == len(seeds) > 0, f"ablation.seeds={seeds}", "one or more different values")
+        for seed in seeds:
             require_seed(seed, "ablation.seeds")
-        looks, n = self.looks, len(self.seeds)
-        is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
-        expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
+        is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 3 and looks[-1] == len(seeds))
+        expected = f"increasing numbers of seeds from 3 on, of which the last is all, {len(seeds)}"
         require(is_plan, f"ablation.looks={looks}", expected)
-        for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
-            own = {seed + offset for seed in self.seeds}
-            is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
+        for arm, offset in self.seed_offsets.items():
+            is_other = offset >= 1 and {seed + offset for seed in seeds}.isdisjoint(seeds)
             require(is_other, f"ablation.seed_offsets.{arm}={offset}", "a number that leads to other seeds")
-            if self.tune.trials and (both := own & {*self.tune.seeds}):
-                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
-
-    def seeds_of(self, arm: str) -> list[int]:
-        """Return the seeds with which an arm is trained: those that are reported, then those of tuning."""
-        offset = self.seed_offsets.get(arm, 0)
-        return [*(seed + offset for seed in self.seeds), *(self.tune.seeds if self.tune.trials else ())]
-
-    def pairs(self) -> dict[str, str]:
-        """Which arm is compared with which."""
-        return {arm: other for arm in self.arms if (other := self.baselines.get(arm, self.baseline)) != arm}
-
-    def root(self, arm: str) -> str:
-        """The arm at the end of the chain of baselines; its budget is that of every arm in the chain."""
-        seen, pairs = [arm], self.pairs()
-        while (other := pairs.get(seen[-1])) is not None:
-            if other in seen:
-                raise UserError(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
-            seen.append(other)
-        return seen[-1]
 
 
-SEED = "{seed}"  # in an override: the seed of the run
+def weighted_sum(weights: Mapping[str, float]) -> str:
+    """Return weights of arms in words.
+
+    >>> weighted_sum({"a": 1, "b": -0.5, "c": -0.5})
+    'a - 0.5 b - 0.5 c'
+    """
+    sizes = {arm: f"{abs(weight):g} " if abs(weight) != 1 else "" for arm, weight in weights.items()}
+    terms = (f"{'-' if weights[arm] < 0 else '+'} {size}{arm}" for arm, size in sizes.items())
+    return " ".join(terms).removeprefix("+ ")
+
+
+# --- the settings of the commands
+
 EXIT_CODES = ("done", "verdict")
-RECORD = "ablation.json"  # in the folder of an ablation
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
 
@@ -206,7 +174,7 @@ class SlurmConfig:
 class AblateConfig:
     """The command line of ablate.py."""
 
-    ablation: AblationConfig
+    ablation: Question
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
     plan_only: bool = False  # show what would be run, and run nothing
@@ -224,6 +192,7 @@ class AblateConfig:
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require_choice("exit_code", self.exit_code, EXIT_CODES)
+        require_choice("ablation.metric", self.ablation.metric, RUN_METRICS)
 
 
 @dataclass(slots=True, kw_only=True)

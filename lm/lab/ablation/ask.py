@@ -1,0 +1,369 @@
+"""From words to a question: of a line, a YAML file or a finished ablation, and the configurations of its arms.
+
+    lm-lab ablate model.dropout=0,0.2 my.txt
+
+The first value is the baseline. The question is written as a YAML file into the folder of its answer, to be edited.
+Imports nothing heavy.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from lm.cli.arguments import key_of, kinds_of
+from lm.cli.compose import LOADED, compose, explaining
+from lm.config import RunConfig, check_init, flat
+from lm.data.paths import check_paths
+from lm.errors import UserError, error_prefix, reading, require, without_secrets
+from lm.folder import TOKENIZER, read_base
+from lm.lab.ablation.folder import FILE, RunReader, normalised, read_record
+from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, TUNED_SETTING, Question
+from lm.system.files import json_sha256, write_text
+from lm.system.terminal import to_override_value
+from lm.training.run_directory import LENGTH
+
+SEEDS = 5
+SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
+FRESH = range(100, 1000)  # seeds of a confirmation
+QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
+Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
+RESERVED = {
+    "seed": "the seeds of an ablation are ablation.seeds=[...]",
+    "run_dir": "each run of an ablation has a directory of its own below output_dir",
+    "max_minutes": "paired runs make equal steps; trainer.max_steps=N is their length",
+    "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
+}
+SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
+NOT_OF_AN_ARM = dict.fromkeys(LENGTH, SET_BY_BUDGET) | RESERVED
+
+
+# --- a question in a line
+
+
+def question_in_a_line(change: str, overrides: Sequence[str], settings: Sequence[str] = ()) -> QuestionFile:
+    """Return the question of a setting with several values, in Hydra's grammar.
+
+    `overrides` are those of all arms, `settings` those of the question itself, such as ablation.equivalence_margin=0.1.
+    Raises UserError.
+    """
+    key, values = key_of(change), [to_override_value(value) for value in values_of(change)]
+    if len({*values}) < max(2, len(values)):
+        raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
+    label = key.rpartition(".")[2]
+    names = [re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:] for value in values]
+    names = [name.lstrip("_.-") or name for name in names]
+    if len({*names}) < len(names):
+        names = [f"{label}-{number}" for number in range(len(values))]
+    arms = {name: [f"{key}={value}"] for name, value in zip(names, values, strict=True)}
+    question: Any = {
+        "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
+        "arms": arms,
+        "baseline": next(iter(arms)),
+        "seeds": [*range(SEEDS)],
+        "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
+        "overrides": [*overrides],
+    }
+    question = OmegaConf.create(question)
+    for word in settings:
+        setting, (value, *more) = key_of(word), values_of(word)
+        if more:
+            several = ",".join(map(str, (value, *more)))
+            raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
+        name = setting.removeprefix("ablation.")
+        OmegaConf.update(question, name, _seeds(value) if name == "seeds" else value)
+    question = OmegaConf.to_container(question, resolve=False)
+    identity = question["arms"], normalised(question["overrides"])  # seeds may be added, and the margin may change
+    return {"name": f"{label}-{json_sha256(identity)[:8]}", **question}
+
+
+def long_name(word: str) -> str:
+    """Return a short setting of a question under the name that it has in a file.
+
+    >>> long_name("seeds=3"), long_name("tune=true"), long_name("workers=2")
+    ('ablation.seeds=[0,1,2]', 'ablation.tune=learning_rate', 'workers=2')
+    """
+    key, _, value = word.partition("=")
+    if key not in SHORT:
+        return word
+    if key == "seeds" and value.isdigit():
+        value = to_override_value(_seeds(int(value)))
+    if key == "tune":
+        value = {"true": LEARNING_RATE, "false": "null"}.get(value.lower(), value)
+    return f"ablation.{SHORT[key]}={value}"
+
+
+def values_of(override: str) -> list[Any]:
+    """Return the values of an override in Hydra's grammar, several in a sweep. A glob() stays one value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+
+    with explaining([override], {}):
+        (entry,) = OverridesParser.create().parse_overrides([override])
+    value = entry.value()
+    if isinstance(value, ChoiceSweep):
+        return [item.text if isinstance(item, QuotedString) else item for item in value.list]
+    if entry.is_sweep_override() and not isinstance(value, Glob):
+        return [*entry.sweep_string_iterator()]
+    return [value]
+
+
+def for_later(text: str) -> str:
+    """Return text whose ${key} is left for a run, which is composed later."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+# --- a question in a file
+
+
+def is_question(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and Path(word).is_file()
+
+
+def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
+    """Return the question of a YAML file. A word where a list belongs is a list of one; seeds: 5 means 0 to 4.
+
+    `is_whole`: whether no setting of the question is typed elsewhere. Raises UserError that names the file and the key.
+    """
+    with reading(path, "a question in YAML"):
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(content, dict):
+            raise UserError("expected keys with values, such as question, arms and seeds")
+    kinds = kinds_of(Question)
+    with error_prefix(str(path)):
+        for short, key in SHORT.items():
+            if short != key and {short, key} <= {*content}:
+                raise UserError(f"{short}: is {key}, which is there too")
+        content = {SHORT.get(key, key): value for key, value in content.items()}
+        content = {key: _as_lists(kinds.get(key), value) for key, value in content.items()}
+        if "seeds" in content:
+            content["seeds"] = _seeds(content["seeds"])
+        with explaining([], kinds):
+            schema = OmegaConf.merge(OmegaConf.structured(Question), {"name": "any"}, content)
+        if is_whole and (missing := OmegaConf.missing_keys(schema)):
+            raise UserError(f"{', '.join(sorted(missing))}: is missing")
+        try:
+            OmegaConf.to_object(schema)
+        except UserError as error:
+            raise UserError(str(error).replace("ablation.", "")) from None
+        except MissingMandatoryValue:
+            pass  # typed elsewhere
+    return dict(content)
+
+
+def _seeds(value: Any) -> Any:
+    """Return the seeds of a question, of a number the first so many. Raises UserError."""
+    if type(value) in (int, float) and float(value).is_integer():
+        return [*range(min(int(value), MOST_SEEDS + 1))]  # which is refused
+    is_list = not isinstance(value, str | float | bool)
+    require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list of them")
+    return value
+
+
+def _as_lists(kind: Any, value: Any) -> Any:
+    """Return a value of a file, with lists where its type has them."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if kind == list[int]:
+        return value  # seeds, of which a number means how many
+    if origin is list and not isinstance(value, list | dict):
+        return [] if value is None else [value]
+    if origin is UnionType and value is not None:
+        return _as_lists(kinds[0], value)
+    if isinstance(value, dict) and (origin is dict or is_dataclass(kind)):
+        of = kinds_of(kind) if is_dataclass(kind) else dict.fromkeys(value, kinds[1])
+        return {key: _as_lists(of.get(key), item) for key, item in value.items()}
+    return value
+
+
+def choose(question: QuestionFile) -> list[str]:
+    """Return the overrides of ablate that ask a question, which Hydra gets to know."""
+    ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
+    return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
+
+
+def _as_file(question: QuestionFile) -> QuestionFile:
+    """Return a question as a file of configs/ablation has it: ${key} is of a run, which is composed later."""
+    arms = {arm: [*map(for_later, overrides)] for arm, overrides in question["arms"].items()}
+    return question | {"arms": arms, "overrides": [*map(for_later, question["overrides"])]}
+
+
+def write_question(question: QuestionFile, folder: Path, output_dir: str | None = None) -> Path:
+    """Write the question as a file that `ablate FILE` asks, beside its answer. A file of another content stays."""
+    content = {key: without_secrets(value) for key, value in _as_file(question).items() if key != "name"}
+    path = folder / f"{question['name']}.yaml"
+    if path.exists() and OmegaConf.to_container(OmegaConf.load(path)) != content:
+        path = path.with_stem(f"{path.stem}-{json_sha256(content)[:4]}")
+    if not path.exists():
+        words = ["lm-lab", "ablate", str(path), *([f"output_dir={output_dir}"] if output_dir else [])]
+        head = f"# {shlex.join(words)}\n# A line `tune: learning_rate` scores each arm at its own best learning rate.\n"
+        write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    return path
+
+
+# --- confirmation
+
+
+def confirmation(source: Path) -> QuestionFile:
+    """Return the question of a finished ablation on fresh seeds, and on other parts of the text.
+
+    The primary arms and their baselines are asked again, each tuned anew. The parts that pairs hold out are shifted by
+    half a part, so there is one less of them. Raises UserError if the folder holds no finished ablation.
+    """
+    if not (source / FILE).exists():
+        raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
+    record = read_record(source)
+    question = record.question
+    reader = RunReader(source)
+    if not record.runs or any(reader.outcome(run.run_dir).status == "missing" for run in record.runs):
+        raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
+    pairs, arms = question.pairs(), [*question.primary_arms()]
+    while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with
+        arms = [*(arm for arm in record.arms if arm in bases), *arms]
+    seeds = [*islice(_fresh(question), len(question.seeds))]
+    if question.folds:
+        val_fraction = float(record.arms[question.baseline].settings["data.val_fraction"])
+        seeds = seeds[: round(1 / val_fraction) - 1]
+    if not seeds:
+        raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
+    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
+    asked: QuestionFile = asdict(question) | {"contrasts": {}, "looks": []}
+    asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
+    return asked | {
+        "name": f"{question.name[:32]}-confirm",
+        "question": f"Confirmation on fresh seeds: {question.question}",
+        "arms": {arm: record.arms[arm].overrides for arm in arms},
+        "seeds": seeds,
+        "first_fold": 0.0 if question.first_fold else 0.5,
+        "overrides": record.common(),
+    }
+
+
+def _fresh(question: Question) -> Any:
+    """Yield seeds that are unused, also with the offsets of the arms."""
+    offsets = {0, *question.seed_offsets.values()}
+    taken = {seed + offset for seed in question.seeds for offset in offsets}
+    for seed in FRESH:
+        own = {seed + offset for offset in offsets}
+        if own.isdisjoint(taken):
+            taken |= own
+            yield seed
+
+
+# --- the configurations of the arms
+
+
+def composed_arm(overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of an arm by its overrides. Raises UserError, also for a text that is not there."""
+    run = compose("train", overrides, RunConfig)
+    check_paths(run.data, run.tokenizer)
+    return run
+
+
+def compose_arms(question: Question, typed: list[str], compose: Compose = composed_arm) -> dict[str, RunConfig]:
+    """Return the configuration of every arm; the overrides that were `typed` change them all.
+
+    Raises UserError naming the arm or override to blame. It comes before anything heavy is imported.
+    """
+    common = _by_key([*question.overrides, *typed])
+    for key in common.keys() & RESERVED.keys():
+        raise UserError(f"{common[key]}: {RESERVED[key]}")
+    runs: dict[str, RunConfig] = {}
+    for name, overrides in question.arms.items():
+        own = _by_key(overrides)
+        with error_prefix(f"ablation.arms.{name}"):
+            for key, override in own.items():
+                if key in NOT_OF_AN_ARM:
+                    raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
+                if key in _by_key(typed):
+                    raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
+            seed = question.seeds[0] + question.seed_offsets.get(name, 0)
+            runs[name] = compose(_of_seed([*(common | own).values()], seed))
+            check_init(runs[name])
+    settings = {name: flat(asdict(run)) for name, run in runs.items()}
+    _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
+    if question.tune is not None:
+        setting = TUNED_SETTING.get(question.tune, question.tune)
+        are_numbers = all(isinstance(values.get(setting, ""), float | None) for values in settings.values())
+        expected = "learning_rate, or a setting of train that takes any number"
+        require(are_numbers, f"ablation.tune={question.tune}", expected)
+        is_set = any(values[setting] for values in settings.values())
+        require(is_set, f"ablation.tune={question.tune}", "a setting that is neither null nor 0 in all arms")
+    return runs
+
+
+def with_folds(question: Question, runs: dict[str, RunConfig]) -> Question:
+    """Return the question with folds if each pair can hold out a part of the text of its own.
+
+    Raises UserError if there are more pairs than parts.
+    """
+    texts = [run.data for run in runs.values()]
+    has_own = any(data.val_path or data.val_split or data.source == "tokens" or data.fold is not None for data in texts)
+    if has_own or any(run.init_from for run in runs.values()):  # a model that is continued may have read any part
+        return replace(question, folds=False)
+    needed, most = len(question.seeds) + math.ceil(question.first_fold), min(data.n_folds for data in texts)
+    if question.folds and needed > most:
+        raise UserError(
+            f"ablation.seeds: {len(question.seeds)} pairs hold out {needed} different parts of the text, and "
+            f"data.val_fraction={texts[0].val_fraction} makes {most}; expected data.val_fraction={1 / needed:.3g}, or "
+            "folds=false, by which all pairs share a validation text"
+        )
+    return question
+
+
+def compose_seeds(
+    question: Question, typed: list[str], runs: dict[str, RunConfig], compose: Compose = composed_arm
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return, by arm and seed, the settings in which {seed} in an override makes a run differ from that of `runs`.
+
+    Raises UserError, also where the models that an arm starts from have different tokenizers.
+    """
+    seeded = dict[tuple[str, int], dict[str, Any]]()
+    for name, run in runs.items():
+        words = [*(_by_key([*question.overrides, *typed]) | _by_key(question.arms[name])).values()]
+        for seed in question.seeds if any(SEED in word for word in words) else ():
+            own_seed = seed + question.seed_offsets.get(name, 0)
+            with error_prefix(f"ablation.arms.{name}"):
+                own = compose(_of_seed(words, own_seed))
+                if _tokenizer_of(own) != _tokenizer_of(run):
+                    raise UserError(f"init_from={own.init_from}: has another tokenizer than {run.init_from}")
+            first = flat(asdict(run))
+            changed = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
+            for key in (key for key in changed if key.startswith(("data.", "tokenizer."))):
+                raise UserError(f"{key}: {SEED} may not choose the text; folds=true gives each pair a text of its own")
+            seeded[name, own_seed] = changed
+    return seeded
+
+
+def _of_seed(words: Sequence[str], seed: int) -> list[str]:
+    return [word.replace(SEED, str(seed)) for word in words]
+
+
+def _tokenizer_of(run: RunConfig) -> str | None:
+    """Return the hash of the tokenizer of the model that a run starts from, if there is one."""
+    return read_base(run.init_from).settings.sha256.get(TOKENIZER) if run.init_from else None
+
+
+def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
+    """Refuse a length that is not that of all arms, also where an experiment or a whole group of settings has it."""
+    first = next(iter(settings.values()))
+    for name, values in settings.items():
+        with error_prefix(name):
+            for key in ("checkpoint.patience", "max_minutes"):
+                require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
+            for key in LENGTH:
+                require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return overrides by their keys; of several for one key the last holds."""
+    return {key_of(override): override for override in overrides}

@@ -1,0 +1,382 @@
+"""Make runs, several at a time: by processes of this machine, tasks of Ray, jobs of Slurm.
+
+The run's lock, its checkpoints and its result make runs safe to start again, here and by another driver. So an engine
+need only start a run and say how it ended; retries and queues are those of Ray and Slurm.
+"""
+
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from lm.config import foreign_classes
+from lm.errors import Diverged, UserError, without_secrets
+from lm.lab.ablation.arms import code_hash
+from lm.lab.ablation.folder import Failure
+from lm.lab.ablation.forkserver import PROCESSES, SHUTDOWN, warm_up
+from lm.lab.ablation.plan import RunSpec
+from lm.lab.ablation.question import AblateConfig, SlurmConfig
+from lm.system.device import cores
+from lm.system.files import json_sha256, write_json
+from lm.system.terminal import MessageHandler
+
+CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
+MOST_STARTS = 2  # of a run that was killed from outside: an arm must not lose a seed by an accident
+CANCEL_SECONDS = 60  # for runs to save a checkpoint
+
+log = logging.getLogger(__name__)
+
+
+class Ending(NamedTuple):
+    """How a process or a job ended. Its kind is None if nothing is known to have failed."""
+
+    kind: Failure | None
+    message: str
+
+
+class Engine(Protocol):
+    """Where runs are made. A handle is what the engine calls a run that it has started or queued."""
+
+    name: str
+    seconds: float  # between two questions about what has ended
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None: ...
+
+    def default_workers(self, threads: int) -> int:
+        """Return how many runs of so many threads it makes at a time."""
+
+    def submit(self, spec: RunSpec) -> Any:
+        """Start or queue a run and return its handle. Raises UserError."""
+
+    def ended(self, handle: Any) -> Ending | None:
+        """Return how a run ended; None if it has not."""
+
+    def cancel(self, handle: Any) -> None:
+        """Ask a run to end. It saves a checkpoint first."""
+
+
+def execute(
+    specs: Sequence[RunSpec],
+    engine: Engine,
+    workers: int,
+    on_end: Callable[[RunSpec], None] = lambda spec: None,
+    on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
+) -> None:
+    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
+
+    `on_end` is called with each of them, `on_poll` now and then with those that are running. An interrupt cancels what
+    is queued or running and goes on to the caller. Raises UserError if the engine does not take a run, or if a machine
+    lacks what runs need.
+    """
+    waiting, running, tries = deque(specs), list[tuple[RunSpec, Any]](), Counter[str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                spec = waiting.popleft()
+                spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+                for file in (spec.files.status, spec.files.where):  # of an earlier try
+                    file.unlink(missing_ok=True)
+                running.append((spec, engine.submit(spec)))
+            time.sleep(engine.seconds)
+            for spec, handle in [*running]:
+                if (ending := engine.ended(handle)) is None:
+                    continue
+                running.remove((spec, handle))
+                tries[spec.run_dir] += 1
+                if _has_outcome(spec, ending, engine.name, may_retry=tries[spec.run_dir] < MOST_STARTS):
+                    on_end(spec)
+                else:
+                    waiting.append(spec)
+            on_poll([spec for spec, _ in running])
+    except BaseException:
+        for _, handle in running:
+            engine.cancel(handle)
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while running and time.monotonic() < deadline:
+            time.sleep(engine.seconds)
+            running = [(spec, handle) for spec, handle in running if engine.ended(handle) is None]
+        raise
+
+
+def _has_outcome(spec: RunSpec, ending: Ending, engine: str, may_retry: bool) -> bool:
+    """Return whether the run need not be tried again. Write its status where its process could not."""
+    if spec.files.read().status != "missing":
+        return True
+    if engine != "local" and ending.kind != Failure.KILLED and not spec.files.where.exists():
+        expected = "expected lm, Python and output_dir on all nodes as on this machine"
+        raise UserError(f"executor={engine}: {spec.run_dir} could not begin ({ending.message}); {expected}")
+    if ending.kind != Failure.ERROR and may_retry:
+        log.info("%s: %s; it is started again", spec.run_dir, ending.message)
+        return False
+    spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
+    return True
+
+
+# --- processes of this machine
+
+
+class Local(Engine):
+    """Processes of this machine, which end with their driver, however it ends."""
+
+    name, seconds = "local", 0.2
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        self.gpus = torch.cuda.device_count()
+        self.slots = dict[int, Any]()  # slot -> its process; with GPUs a slot is a GPU
+
+    def default_workers(self, threads: int) -> int:
+        """Return one run for each GPU, or for each group of `threads` cores where there is no GPU."""
+        return self.gpus or max(1, cores() // threads)
+
+    def submit(self, spec: RunSpec) -> Any:
+        warm_up()
+        busy = {slot for slot, process in self.slots.items() if process.exitcode is None}
+        slot = next(slot for slot in range(len(busy) + 1) if slot not in busy)
+        gpu = slot % self.gpus if self.gpus else None
+        process = PROCESSES.Process(target=_run_in_process, args=(spec, gpu), name=spec.run_dir)
+        process.start()
+        self.slots[slot] = process
+        return process
+
+    def ended(self, handle: Any) -> Ending | None:
+        return None if handle.exitcode is None else describe_exit_code(handle.exitcode)
+
+    def cancel(self, handle: Any) -> None:
+        handle.terminate()
+
+
+def describe_exit_code(code: int) -> Ending:
+    """Return how a process ended. A code above 128 is 128 + signal: of a process that handled it, and of a shell."""
+    signum = code - 128 if code > 128 else -code
+    if signum in CRASHES:
+        return Ending(Failure.ERROR, f"crashed by signal {signum}")
+    if signum > 0:
+        return Ending(Failure.KILLED, f"killed by signal {signum}")
+    return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
+
+
+def _run_in_process(spec: RunSpec, gpu: int | None) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SHUTDOWN - {signal.SIGINT})
+    threading.Thread(target=_exit_with_driver, daemon=True).start()
+    if gpu is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    make_run(spec, Local.name)
+
+
+def _exit_with_driver() -> None:
+    if driver := multiprocessing.parent_process():
+        driver.join()  # reads a pipe that only the driver holds open
+        os._exit(1)
+
+
+# --- clusters
+
+
+class Ray(Engine):
+    """Tasks of a Ray cluster, each in a process of its own. Ray starts one again whose process or node is lost."""
+
+    name, seconds = "ray", 0.5
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        self.ray = _imported("ray", self.name)
+        self.function = self.ray.remote(max_calls=1, max_retries=2)(make_run_on_node)
+        handler = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = config.ray.address
+        try:
+            self.ray.init(address=address, log_to_driver=False, logging_level="error")
+        except Exception as error:  # of many kinds, in several lines
+            expected = "expected a running cluster, as `ray start --head` starts one"
+            raise UserError(f"ray.address={address}: {_first_line(error)} {expected}") from error
+        signal.signal(signal.SIGTERM, handler)
+
+    def default_workers(self, threads: int) -> int:
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def submit(self, spec: RunSpec) -> Any:
+        task = self.function.options(num_cpus=spec.threads, num_gpus=spec.gpus, name=spec.run_dir)
+        return task.remote(spec, self.name, os.getcwd())
+
+    def ended(self, handle: Any) -> Ending | None:
+        errors = self.ray.exceptions
+        try:
+            self.ray.get(handle, timeout=0)
+        except errors.GetTimeoutError:
+            return None
+        except errors.RayTaskError as error:
+            return Ending(Failure.ERROR, _last_line(error))
+        except errors.RayError as error:
+            kind = Failure.ERROR if isinstance(error, errors.OutOfMemoryError) else Failure.KILLED
+            return Ending(kind, f"{type(error).__name__}: {_first_line(error)}"[:300])
+        return Ending(None, "ended without a result")
+
+    def cancel(self, handle: Any) -> None:
+        self.ray.cancel(handle)  # raises KeyboardInterrupt there, on which a run saves a checkpoint
+
+
+class Slurm(Engine):
+    """Jobs of Slurm, submitted by submitit, which queues a job again that reached its time limit or was preempted.
+
+    A job's name says which run of which folder it is, and by `--dependency=singleton` Slurm starts no second job of a
+    name before the first has ended, whichever driver submitted it.
+    """
+
+    name, seconds = "slurm", 2.0
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        submitit = _imported("submitit", self.name)
+
+        class Resumed(submitit.helpers.Checkpointable):  # type: ignore[name-defined]
+            def __call__(self, *args: Any) -> None:
+                make_run_on_node(*args)
+
+        self.function, self.settings, self.folder = Resumed(), config.slurm, folder.absolute()
+        try:
+            self.submitter = submitit.SlurmExecutor(self.folder / ".slurm")
+        except RuntimeError:
+            raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
+
+    def default_workers(self, threads: int) -> int:
+        return 64
+
+    def submit(self, spec: RunSpec) -> Any:
+        name = f"lm-{json_sha256(str(self.folder))[:8]}-{spec.run_dir.replace('/', '-')}"
+        try:
+            self.submitter.update_parameters(**job_parameters(name, spec.threads, spec.gpus, self.settings))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"slurm.parameters: {_first_line(error)}") from error
+        try:
+            return self.submitter.submit(self.function, spec, self.name, os.getcwd())
+        except Exception as error:  # submitit's own, of what sbatch said
+            reason = _last_line(error)
+            raise UserError(f"executor=slurm: {reason} (workers=N keeps fewer jobs in the queue)") from error
+
+    def ended(self, handle: Any) -> Ending | None:
+        if not handle.done():
+            return None
+        if handle.paths.result_pickle.exists():
+            error = handle.exception()
+            return Ending(Failure.ERROR, _last_line(error)) if error else Ending(None, "ended")
+        state = handle.state.split(" ")[0].rstrip("+")
+        is_own = state in ("FAILED", "OUT_OF_MEMORY", "TIMEOUT")
+        return Ending(Failure.ERROR if is_own else Failure.KILLED, f"job {handle.job_id} is {state}")
+
+    def cancel(self, handle: Any) -> None:
+        handle.cancel(check=False)
+
+
+def job_parameters(name: str, threads: int, gpus: int, settings: SlurmConfig) -> dict[str, Any]:
+    """Return the parameters of a job, as submitit names them. Whatever they are, no second job of a name starts."""
+    parameters = dict(settings.parameters)
+    additional = dict(parameters.pop("additional_parameters", None) or {})
+    dependencies = [parameters.pop("dependency", None), additional.pop("dependency", None), "singleton"]
+    additional["dependency"] = ",".join(filter(None, dependencies))  # all of them
+    memory = settings.memory_gb and f"{1024 * settings.memory_gb:.0f}MB"
+    own = {"job_name": name, "partition": settings.partition, "time": settings.minutes, "mem": memory}
+    own |= {"ntasks_per_node": 1, "cpus_per_task": threads, "gpus_per_node": gpus or None}
+    own = {key: value for key, value in own.items() if value is not None}
+    return parameters | own | {"additional_parameters": additional}
+
+
+def _imported(package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        advice = f'install it with `pip install "lm-lab[{extra}]"`'
+        raise UserError(f"executor={extra}: the package {package} is missing; {advice}") from None
+
+
+def _first_line(error: BaseException | str) -> str:
+    return (str(error).strip() or "no reason given").splitlines()[0]
+
+
+def _last_line(error: BaseException | str) -> str:
+    return (str(error).strip() or "no reason given").splitlines()[-1]
+
+
+ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Local, Ray, Slurm)}
+
+
+# --- one run in a process of its own: the same function on every engine
+
+CHANGED = "has changed since these runs were planned; the same command plans anew"
+
+
+def make_run_on_node(spec: RunSpec, engine: str, cwd: str) -> None:
+    """`make_run` on another machine. Raises UserError, before the run begins, if it cannot be made there.
+
+    Paths in settings are relative to `cwd`, the folder in which the driver was started.
+    """
+    node, folder = f"node {socket.gethostname()}", spec.files.run_dir.parent
+    if not folder.is_dir():
+        raise UserError(f"output_dir: {folder} is not on {node}; expected storage that all nodes share")
+    try:
+        os.chdir(cwd)
+        code = code_hash(foreign_classes(spec.run.model))
+    except (OSError, UserError) as error:
+        raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
+    if code != spec.identity["source_hash"]:
+        raise UserError(f"lm: the training code on {node} is not that of the driver; install the same version there")
+    make_run(spec, engine)
+
+
+def make_run(spec: RunSpec, engine: str) -> None:
+    """Train the run in this process, which does nothing else. All that it prints goes to the log of the run.
+
+    How it failed is written to its status file. Raises SystemExit or KeyboardInterrupt after a signal.
+    """
+    from lm.training.processes import Interrupted
+
+    if not spec.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # submitit would ignore it
+    with open(spec.files.log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    logging.basicConfig(level=logging.INFO, handlers=[MessageHandler()])
+    write_json(spec.files.where, {"executor": engine, "host": socket.gethostname(), "pid": os.getpid()})
+    try:
+        _train(spec)
+    except Interrupted as error:
+        if error.signum == signal.SIGINT:
+            raise KeyboardInterrupt from None  # with which Ray has cancelled the task, and by which it ends
+        sys.exit(128 + error.signum)
+    except Exception as error:
+        print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        reason = _first_line(error)
+        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)
+
+
+def _train(spec: RunSpec) -> None:
+    from lm.data.tokens import prepare
+    from lm.training.run_directory import RunLocked
+    from lm.training.train import train
+
+    run, planned = spec.run, spec.identity
+    data = prepare(run.data, run.tokenizer)
+    if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
+        raise UserError(f"the text {CHANGED}")
+    classes = foreign_classes(run.model)
+    if classes and code_hash(classes) != planned["source_hash"]:
+        raise UserError(f"the code of {', '.join(classes)} {CHANGED}")
+    while True:
+        try:
+            train(run, data)
+            return
+        except RunLocked as error:  # by a process of an earlier driver, or of a node that was given up too early
+            log.info("%s: waiting for it", error)
+            time.sleep(5)

@@ -1,0 +1,383 @@
+"""The folder of an ablation: its lock, ablation.json (what was asked), and its runs as one frame.
+
+A run that has a folder is what its result.json says. A study under version control keeps its rows and not its models: a
+run without a folder is read from results.csv, and its curve from curves.csv.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import filelock
+import pandas as pd
+
+from lm.config import build, flat
+from lm.errors import UserError, reading, without_secrets
+from lm.folder import read_result
+from lm.lab.ablation.question import AblateConfig, Question
+from lm.system.files import LOCK, json_sha256, read_csv, read_json, remove_partial, write_json, write_text
+from lm.system.terminal import to_override_value
+from lm.training.run_directory import METRICS as METRICS_FILE
+from lm.training.run_directory import read_rows
+
+FILE = "ablation.json"
+CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published
+RUNS = "runs"  # folder of the runs
+REPORTED, PILOT, UNUSED = "reported", "pilot", "unused"  # purposes of runs; the last: of no part of the question
+ENDED = ("done", "diverged")
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run of an ablation: a row of ablation.json and, with its outcome, of results.csv."""
+
+    arm: str
+    seed: int  # of the pair; an arm with seeds of its own adds its offset
+    factor: float = 1.0  # of the tuned setting
+    purpose: str = REPORTED  # reported: verdicts rest on it; pilot: it found the middle of a ladder
+    run_dir: str  # relative to the folder of the ablation
+
+
+@dataclass(slots=True, kw_only=True)
+class ArmRecord:
+    """An arm as it was planned."""
+
+    overrides: list[str] = field(default_factory=list)  # of train, as typed
+    settings: dict[str, Any] = field(default_factory=dict)  # of a run, with dotted keys
+    matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
+    is_tuned: bool = False  # whether the arm is scored at its own best value of the tuned setting
+    n_params: int = 0  # as all numbers of an arm of which only its values are known
+    flops_per_token: int = 0  # forward and backward
+    tokens_per_step: int = 0
+    seconds_per_step: float = 0.0  # with its share of validations, as measured when it was planned
+    steps: int = 0
+    vocab_size: int = 0
+    scored_tokens: list[int] = field(default_factory=list)  # of the validation text of each pair; one text: one number
+    copied: float = 0.0  # share of a validation text of its own that stands in the training text
+    identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision
+
+    def __post_init__(self) -> None:  # the record is published with the report
+        self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
+
+
+@dataclass(slots=True, kw_only=True)
+class AblationRecord:
+    """All that the report needs beside the runs, and all that a later call needs to go on."""
+
+    question: Question
+    overrides: list[str] = field(default_factory=list)  # of the command line
+    arms: dict[str, ArmRecord] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    begun: str = ""
+    ended: str | None = None
+    designs: list[dict[str, Any]] = field(default_factory=list)  # hash of the design, and the results when it was new
+    command: str = ""
+    machine: str = ""
+    threads: int = 1
+    workers: int = 1
+    python: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.overrides, self.command = without_secrets(self.overrides), without_secrets(self.command)
+        self.question.overrides = without_secrets(self.question.overrides)
+
+    def common(self) -> list[str]:
+        """Return the overrides of all arms."""
+        return [*self.question.overrides, *self.overrides]
+
+
+def design_hash(question: Question, overrides: Sequence[str]) -> str:
+    """Return the hash of all that a person chooses and that decides a verdict."""
+    design = asdict(question) | {"name": "", "question": "", "overrides": [*question.overrides, *overrides]}
+    return json_sha256(design)
+
+
+def read_record(folder: Path) -> AblationRecord:
+    """Return what was asked in a folder. Raises UserError naming the file, and the key whose value is wrong."""
+    if (folder / CONTRASTS).exists():
+        raise UserError(f"output_dir={folder}: is a study that is frozen as published; name another output_dir")
+    try:
+        with reading(folder / FILE):
+            record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
+            return record
+    except FileNotFoundError:
+        raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+
+
+def write_record(record: AblationRecord, folder: Path) -> None:
+    write_text(folder / FILE, json.dumps(asdict(record), indent=1) + "\n")
+
+
+# --- which folder
+
+
+def default_dir(config: AblateConfig) -> Path:
+    """Return ablations/NAME; typed overrides make another folder, whose name ends in their hash."""
+    overrides = normalised(config.overrides)
+    return Path("ablations") / f"{config.ablation.name}{f'-{json_sha256(overrides)[:8]}' if overrides else ''}"
+
+
+def normalised(overrides: Sequence[str]) -> list[str]:
+    """Return overrides in one order and one spelling, however they were typed; of several for one key the last holds.
+
+    >>> normalised(["optim.lr=0.030", "++model={d_ff: 48}", "head='tied'", "optim.betas=[0.9, 0.95]"])
+    ['head=tied', 'model.d_ff=48', 'optim.betas=[0.9,0.95]', 'optim.lr=0.03']
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # which nobody needs to read a record
+    from hydra.errors import HydraException
+
+    parser, values = OverridesParser.create(), dict[str, Any]()
+    for override in overrides:
+        key, _, text = override.partition("=")
+        value: Any = text
+        with suppress(HydraException):  # of a path that its grammar would have in quotes
+            value = parser.parse_override(override).value()
+        values |= flat({key.lstrip("+"): int(value) if isinstance(value, float) and value.is_integer() else value})
+    return [f"{key}={to_override_value(values[key])}" for key in sorted(values)]
+
+
+def existing_record(folder: Path, config: AblateConfig) -> AblationRecord | None:
+    """Return what an earlier call has left in the folder, if anything.
+
+    Arms and seeds may be added to a question, and its margin may change. Raises UserError if the folder holds something
+    else, or finished runs of an arm that is gone or has other settings: their report would be overwritten.
+    """
+    if not (folder / FILE).exists():
+        is_used = folder.exists() and (not folder.is_dir() or any(entry.name[0] != "." for entry in folder.iterdir()))
+        if is_used:  # hidden files are the lock, and what a killed call has begun to write
+            raise UserError(f"output_dir={folder}: holds no ablation; name a new or an empty folder")
+        return None
+    record, reader = read_record(folder), RunReader(folder)
+    with_runs = {run.arm for run in record.runs if reader.outcome(run.run_dir).status in ENDED}
+    now, common = config.ablation, without_secrets([*config.ablation.overrides, *config.overrides])
+    for arm in (arm for arm in record.arms if arm in with_runs):
+        before = normalised([*record.common(), *record.arms[arm].overrides])
+        words = normalised([*common, *without_secrets(now.arms.get(arm, []))])
+        difference = f"no arm {arm}" if arm not in now.arms else " ".join(sorted({*before} ^ {*words}))
+        if difference:
+            reason = f"holds another ablation, with finished runs of {arm} (the difference: {difference})"
+            raise UserError(f"output_dir={folder}: {reason}; name another output_dir")
+    return record
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process works in the folder of an ablation or of a run."""
+    if not os.access(folder / LOCK, os.W_OK):
+        return False
+    try:
+        with filelock.FileLock(folder / LOCK, blocking=False):
+            return False
+    except OSError as error:  # on a file system without locks nobody works
+        return isinstance(error, filelock.Timeout)
+
+
+def lock_output_dir(folder: Path) -> AbstractContextManager[object]:
+    """Hold the folder while working in it. Raises UserError if another process does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / LOCK).acquire(timeout=1)  # a reader may look for a moment
+        remove_partial(folder)
+        return lock
+    except filelock.Timeout:
+        raise UserError(f"output_dir={folder}: another process is at work there") from None
+    except OSError as error:
+        raise UserError(f"output_dir={folder}: cannot be written to ({error.strerror})") from error
+
+
+# --- the files of a run: its directory, and beside it its status, its log and the place where it was made
+
+
+class Failure(StrEnum):
+    """Whether a failure counts against the arm.
+
+    The kernel kills by SIGKILL too when memory runs out, which cannot be told from any other kill.
+    """
+
+    ERROR = "error"  # of the run's own: an exception, an exit code, a crash of native code
+    KILLED = "killed"  # from outside, by a signal or with its node: at random, whatever the arm
+
+
+class Outcome(NamedTuple):
+    status: str  # done, failed, diverged, or missing: not run yet, or running
+    error: str = ""
+    result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
+    row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+    kind: str = ""  # of a failure whose process has ended: a value of Failure
+
+
+class RunFiles:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        paths = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log", ".where"))
+        self.status, self.log, self.where = paths
+
+    def write_status(self, status: str, kind: str, error: str) -> None:
+        write_json(self.status, {"status": status, "kind": kind, "error": without_secrets(error)})
+
+    def read(self) -> Outcome:
+        """Return the outcome. Raises OSError if what is there cannot be read: such a run is not missing."""
+        try:
+            if (result := read_result(self.run_dir / "result.json")) is not None:
+                return Outcome("done", result=result)
+            with reading(self.status):
+                content = read_json(self.status)
+                return Outcome(content["status"], content["error"], kind=content.get("kind", ""))
+        except (FileNotFoundError, NotADirectoryError):
+            return Outcome("missing")
+        except UserError as error:
+            return Outcome("failed", str(error))
+
+    def place(self) -> dict[str, str]:
+        """Return the host and the executor that made the run; empty if they are not known."""
+        with suppress(FileNotFoundError, NotADirectoryError), reading(self.where):
+            return read_json(self.where)
+        return {}
+
+    def steps(self) -> int:
+        """Return the optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, ValueError, IndexError),  # no step yet, or half a line
+            open(self.run_dir / METRICS_FILE, "rb") as file,
+        ):
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+            return int(file.read().splitlines()[-1].split(b",")[0])
+        return 0
+
+
+# --- the runs as one frame
+
+RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
+    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens"), int),
+    **dict.fromkeys(("seconds", "tokens_per_second"), float),
+    **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
+    "threads": int,
+    **dict.fromkeys(("device", "cpu", "precision", "python", "torch", "resumed_from"), str),
+}
+COLUMNS: dict[str, type] = {
+    **dict.fromkeys(("arm", "purpose"), str),
+    "seed": int,
+    "factor": float,
+    **dict.fromkeys(("status", "error"), str),
+    **RESULT,
+    **dict.fromkeys(("source_hash", "run_dir", "failure", "host", "executor"), str),
+    **dict.fromkeys(("is_own_failure", "has_folder"), bool),
+}
+IN_MEMORY = ("is_own_failure", "has_folder")  # which results.csv does not have
+DTYPES: dict[type | None, str] = {int: "Int64", float: "float64", bool: "boolean"}
+
+
+class RunReader:
+    """The outcomes of the runs of an ablation. Raises UserError if results.csv is not what a report has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with reading(folder / "results.csv"):
+            path = folder / "results.csv"
+            self.rows = {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
+
+    def outcome(self, run_dir: str) -> Outcome:
+        """Return done, diverged, failed or missing, by the run's folder, else by its row."""
+        outcome = RunFiles(self.folder / run_dir).read()
+        if outcome.status != "missing" or (self.folder / run_dir).exists() or run_dir not in self.rows:
+            return outcome
+        row = self.rows[run_dir]
+        with reading(self.folder / "results.csv"):
+            done = row["status"] == "done"
+            result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
+            return Outcome(row["status"], row["error"], result, row, row.get("failure", ""))
+
+    def frame(self, record: AblationRecord) -> pd.DataFrame:
+        """Return a row for each run, with the columns of COLUMNS. Last come finished runs that are not asked for."""
+        rows = [asdict(run) | self._described(run.run_dir) for run in record.runs]
+        for row in rows:
+            row["source_hash"] = row["source_hash"] or record.arms[row["arm"]].identity.get("source_hash")
+        asked = {run.run_dir for run in record.runs}
+        for run_dir in sorted({*self._run_dirs()} - asked):
+            if self.outcome(run_dir).status in ENDED:
+                arm, seed = arm_and_seed(run_dir)
+                about = {"arm": arm, "seed": seed - record.question.seed_offsets.get(arm, 0), "purpose": UNUSED}
+                rows.append(about | self._described(run_dir))
+        return frame_of(rows, COLUMNS)
+
+    def _run_dirs(self) -> list[str]:
+        """Return every run that has left a result, by its folder or by its row."""
+        results = (path.parent for path in self.folder.glob(f"{RUNS}/*/result.json"))
+        diverged = (path.with_suffix("") for path in self.folder.glob(f"{RUNS}/*.json"))
+        return [*(f"{RUNS}/{path.name}" for path in (*results, *diverged)), *self.rows]
+
+    def _described(self, run_dir: str) -> dict[str, Any]:
+        outcome = self.outcome(run_dir)
+        result = dict(outcome.result)
+        if result and outcome.row is None:
+            with reading(self.folder / run_dir / "result.json"):
+                result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
+                result["torch"] = result["versions"]["torch"]
+        place = outcome.row or RunFiles(self.folder / run_dir).place()
+        return {
+            **{key: result.get(key) for key in RESULT},
+            "run_dir": run_dir,
+            "status": outcome.status,
+            "error": outcome.error,
+            "failure": outcome.kind if outcome.status == "failed" else None,
+            "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
+            "has_folder": outcome.row is None,
+            **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
+        }
+
+    @cached_property
+    def curves(self) -> dict[str, list[dict[str, str]]]:
+        """The rows of curves.csv by run."""
+        curves: dict[str, list[dict[str, str]]] = {}
+        with reading(self.folder / "curves.csv"):
+            path = self.folder / "curves.csv"
+            for row in read_csv(path) if path.exists() else ():
+                curves.setdefault(row["run_dir"], []).append(row)
+        return curves
+
+    def lines(self, run_dir: str) -> list[dict[str, str]]:
+        """Return the whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""
+        path = self.folder / run_dir / METRICS_FILE
+        return read_rows(path) if path.exists() else self.curves.get(run_dir, [])
+
+
+def arm_and_seed(run_dir: str) -> tuple[str, int]:
+    """Return the arm and the seed in the name of a run.
+
+    >>> arm_and_seed("runs/tied-seed1000-1a2b3c4d5e")
+    ('tied', 1000)
+    """
+    arm, _, rest = run_dir.rpartition("/")[2].rpartition("-seed")
+    return arm, int(rest.partition("-")[0])
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:
+    """Return rows as a frame: integers Int64, other numbers float64, what is not known missing; None: as values are."""
+    return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
+
+
+def _column(values: list[Any], kind: type | None) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
+    if kind not in DTYPES:
+        values = [value if isinstance(value, str | None) else to_override_value(value) for value in values]
+    return pd.Series(values, dtype=DTYPES.get(kind, "string"))
+
+
+def plain(value: Any) -> Any:
+    """Return values as JSON has them: no NaN, no types of numpy and pandas."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if value is pd.NA or value is None or value != value or value in (math.inf, -math.inf) else value

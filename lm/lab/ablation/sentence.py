@@ -1,0 +1,182 @@
+"""A verdict in one sentence: what is better, by how much, how sure that is, and what was not done."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lm.cli.arguments import key_of
+from lm.lab.ablation.folder import ArmRecord
+from lm.lab.ablation.judge import MIN_SEEDS, Contrast, decimals, interval, sides
+from lm.lab.ablation.question import LEARNING_RATE, METRICS, RUN_METRICS, Question
+from lm.lab.ablation.tuning import LADDER
+from lm.system.terminal import fixed, signed
+
+TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
+RATES = {"optim.lr", "optim.adam_lr", "optim.lr_scale"}  # arms that differ in these need no word about tuning
+UNDECIDED_BY = {
+    "seeds": f"a verdict needs {MIN_SEEDS} seeds",
+    "equal": "all differences are identical, so no test is possible",
+    "survivors": "an arm lost some seeds, and the others may favour it",
+}
+
+
+def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecord]) -> str:
+    """Return the verdict of a contrast in words. Arms that are values of one setting are called by these values."""
+    pair = [] if contrast.family == "weighted" else [arms[name] for name in contrast.weights]
+    names = _values(*pair) or sides(contrast.weights)
+    verdict = {
+        "better": " is better than ".join(names),
+        "worse": " is worse than ".join(names),
+        "equivalent": f"{' and '.join(names)} are equivalent{_within(contrast)}",
+        "undecided": f"{(' against ' if pair else ' compared with ').join(names)} is undecided",
+    }
+    tuning = _tuning(contrast, question, pair)
+    finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question)}", tuning]))
+    parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
+    if tuning and question.tune is None:
+        n = len(question.arms) * len(question.seeds) * len(LADDER)
+        parts.append(f"tune=true tunes them, in {n} runs or more")
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _finding(contrast: Contrast, question: Question) -> str:
+    """Return the mean difference with its interval, of losses as perplexity."""
+    mean, low, high = contrast.mean_difference, contrast.ci_low, contrast.ci_high
+    if contrast.untrainable:
+        return f"no run of {' and '.join(contrast.untrainable)} trained"
+    if mean is None:
+        return "no seed has finished in all arms"
+    level = 1 - contrast.alpha
+    if contrast.verdict == "equivalent":  # the interval of the two one-sided tests
+        level -= contrast.alpha
+        low, high = interval(contrast.differences, level) or (mean, mean)
+        low, high = low - contrast.gain_low, high + contrast.gain_high
+    seeds = f"{contrast.n_seeds} seed{'s' * (contrast.n_seeds > 1)}"
+    if question.metric in RUN_METRICS:
+        seeds += " and validation texts" if question.folds else ", on this validation text"
+    if low is None or high is None:
+        return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
+    ends = f"{percent(level)} CI {_end(contrast, low)} to {_end(contrast, high)}"
+    return f"{_amount(contrast, mean)} ({ends}, {seeds})"
+
+
+def _tuning(contrast: Contrast, question: Question, pair: Sequence[ArmRecord]) -> str:
+    """Return at which values of the tuned setting the arms are scored, or that nothing is tuned."""
+    keys = {key_of(word) for arm in pair for word in arm.overrides}
+    if question.metric not in RUN_METRICS or (question.tune is None and keys and keys <= RATES):
+        return ""
+    if question.tune is None:
+        return "at the config's learning rates, not tuned"
+    best = {arm: factor for arm, factor in contrast.best.items() if factor}
+    untuned = [arm for arm in contrast.weights if arm not in contrast.best]
+    if not best:
+        return ""
+    (arm, factor), *others = best.items()
+    values = ", ".join(
+        [f"{arm} {factor:.2g} times the config's", *(f"{arm} {factor:.2g} times" for arm, factor in others)]
+    )
+    what = "learning rates" if question.tune == LEARNING_RATE else f"values of {question.tune}"
+    who = f"{' and '.join(best)} at its" if untuned else "each at its"
+    return f"{who} own best of five {what} ({values}){f', {untuned[0]} not tuned' if untuned else ''}"
+
+
+def _costs(*pair: ArmRecord) -> str:
+    """Return the parameters and FLOPs of an arm beside those of its baseline; empty where they are not known."""
+    if len(pair) < 2 or not pair[0].n_params:
+        return ""
+    costs = []
+    for noun, key in (("parameters", "n_params"), ("FLOPs per token", "flops_per_token")):
+        own, other = (getattr(arm, key) for arm in pair)
+        change = 100 * abs(own / other - 1)
+        more = f"{change:.2g}" if change < 99.5 else f"{change:.0f}"
+        costs.append(f"same {noun}" if own == other else f"{more} % {'more' if own > other else 'fewer'} {noun}")
+    return ", ".join(costs)
+
+
+def _lost(contrast: Contrast) -> list[str]:
+    """Return how many runs diverged, and at which seeds one failed."""
+    told = [f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()]
+    return told + [f"{arm} failed at seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.failed.items()]
+
+
+def _gains(contrast: Contrast, question: Question) -> list[str]:
+    """Return what arms may still gain where the best value is an end of the ladder."""
+    digits, unit = decimals(question.equivalence_margin or 0.01), METRICS[question.metric][1]
+    return [
+        f"{arm} may still gain {fixed(gain, digits)} {unit} beyond its ladder, which the interval counts"
+        for arm, gain in contrast.gains.items()
+    ]
+
+
+def _missing(contrast: Contrast) -> list[str]:
+    """Return why a comparison is undecided, and what would decide it."""
+    if contrast.verdict != "undecided" or contrast.undecided_by == "untrainable":
+        return []
+    if contrast.undecided_by:
+        return [UNDECIDED_BY[contrast.undecided_by]]
+    told, margin = [], contrast.equivalence_margin
+    if (contrast.p or 1) <= contrast.alpha:
+        told.append("the interval excludes zero, but not after correction for the number of comparisons")
+    if margin and contrast.seeds_needed and contrast.seeds_needed > contrast.n_seeds:
+        told.append(f"about {contrast.seeds_needed} seeds would detect {margin_in_words(contrast.metric, margin)}")
+    elif contrast.minimum_detectable is not None:
+        told.append(f"a difference of {fixed(contrast.minimum_detectable, contrast.digits)} would be detected")
+    return told
+
+
+# --- numbers and names
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent.
+
+    >>> percent(0.95), percent(0.97888)
+    ('95 %', '97.9 %')
+    """
+    return f"{100 * share:.3g} %"
+
+
+def margin_in_words(metric: str, margin: float) -> str:
+    """Return an equivalence margin with its unit.
+
+    >>> margin_in_words("val_loss", 0.01), margin_in_words("val_bpb", 0.01)
+    ('1 % of perplexity', '0.01 bits per byte')
+    """
+    return (
+        f"{100 * math.expm1(margin):.2g} % of perplexity"
+        if metric == "val_loss"
+        else f"{margin:g} {METRICS[metric][1]}"
+    )
+
+
+def _within(contrast: Contrast) -> str:
+    margin = contrast.equivalence_margin
+    return f" within {margin_in_words(contrast.metric, margin)}" if margin else ""
+
+
+def _is_perplexity(contrast: Contrast) -> bool:
+    """Return whether differences are shown as ratios of perplexities."""
+    far = max(abs(value or 0.0) for value in (contrast.mean_difference, contrast.ci_low, contrast.ci_high))
+    return contrast.metric == "val_loss" and contrast.family != "weighted" and far < TOO_FAR
+
+
+def _amount(contrast: Contrast, mean: float) -> str:
+    if not _is_perplexity(contrast):
+        return f"{signed(mean, contrast.digits)} {METRICS[contrast.metric][1]}"
+    share = f"{100 * abs(math.expm1(mean)):.1f} %"
+    return f"{share} {'lower' if mean < 0 else 'higher'} perplexity" if share != "0.0 %" else "the same perplexity"
+
+
+def _end(contrast: Contrast, value: float) -> str:
+    return f"{100 * math.expm1(value):+.1f} %" if _is_perplexity(contrast) else signed(value, contrast.digits)
+
+
+def _values(*pair: ArmRecord) -> tuple[str, str] | None:
+    """Return the values of the one setting in which two arms differ, the first with its name; None if it is more."""
+    overrides = [arm.overrides for arm in pair if arm.overrides]
+    if len(overrides) < 2:
+        return None
+    (*added, own), (*others, other) = overrides
+    key = key_of(own)
+    if key_of(other) != key or own == other or added != others:
+        return None
+    return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
