@@ -72,10 +72,11 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     asked = confirmation(small.out)
     assert (asked["arms"], asked["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert asked["seeds"] == [104, 106], "101, 103 and 105 are those of the offset"
-    assert (asked["name"], asked["first_fold"]) == ("test-confirm", 0.5)
+    assert (asked["name"], asked["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
     assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
     small.run(folder="all", seeds=[*range(10)], folds=True)
-    assert len(confirmation(small.root / "all")["seeds"]) == 9, "half a part further there is one less"
+    asked = confirmation(small.root / "all")
+    assert (len(asked["seeds"]), asked["first_fold"]) == (9, 0.5), "half a part further there is one less"
 
 
 @pytest.mark.slow

@@ -302,15 +302,22 @@ def test_an_end_of_the_ladder_widens_the_interval_by_what_its_arm_may_still_gain
     assert edge.ci_high - edge.ci_low > inside.ci_high - inside.ci_low + 0.19
     assert (inside.verdict, edge.verdict) == ("worse", "undecided")
     assert "b may still gain 0.2" in edge.sentence
+    assert (edge.seeds_needed, edge.minimum_detectable) == (None, None), "more seeds would not help"
+    assert "the ladder of b must reach further" in edge.sentence
     better = judged(ladders({"a": (2.0, 2.0), "b": (1.7, 0.0)}), **TUNED).loc["b"]
     assert (better.verdict, better.gain_high) == ("better", pytest.approx(0.2, abs=0.01)), "0.4 are more than 0.2"
 
 
 def test_an_arm_that_trains_at_no_value_is_worse_and_one_tuned_arm_is_said() -> None:
     frame = ladders({"a": (2.0, 0.0), "b": (2.0, 0.0)})
-    broken = frame.assign(status=frame["status"].mask((frame["arm"] == "b") & (frame["seed"] == 3), "diverged"))
+    broken = frame.assign(status=frame["status"].mask(frame["arm"] == "b", "diverged"))
     row = judged(broken, **TUNED).loc["b"]
     assert (row.verdict, row.untrainable) == ("worse", ["b"])
+    one_seed = frame.assign(status=frame["status"].mask((frame["arm"] == "b") & (frame["seed"] == 3), "diverged"))
+    row = judged(one_seed, **TUNED).loc["b"]
+    assert (row.verdict, row.undecided_by, row.untrainable) == ("undecided", "unstable", []), "35 of 40 runs trained"
+    high = frame.assign(status=frame["status"].mask((frame["arm"] == "b") & (frame["factor"] > 1.9), "diverged"))
+    assert "; 1 of the five values of b diverged" in judged(high, **TUNED).loc["b"].sentence
     only = frame[(frame["arm"] == "a") | (frame["factor"] == 1)]
     row = judged(only, {"a": ArmRecord(is_tuned=True), "b": ArmRecord()}, **TUNED).loc["b"]
     assert "a at its own best of five learning rates (a 1 times the config's), b not tuned" in row.sentence
@@ -319,6 +326,8 @@ def test_an_arm_that_trains_at_no_value_is_worse_and_one_tuned_arm_is_said() -> 
 def test_an_arm_whose_pilot_has_not_ended_is_not_judged() -> None:
     row = judged(ladders({"a": (2.0, 0.0)}), **TUNED).loc["b"]
     assert (row.verdict, row.untrainable) == ("undecided", [])
+    two = judged(runs({"a": [1.0, 1.1, 1.3], "b": ["diverged", None, None]}), arms_of="ab", seeds=[0, 1, 2]).loc["b"]
+    assert (two.verdict, two.untrainable) == ("undecided", []), "one lost run decides nothing"
 
 
 def test_a_seed_of_a_ladder_that_lacks_a_run_is_left_out() -> None:

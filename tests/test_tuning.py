@@ -101,8 +101,8 @@ def test_a_value_at_which_a_run_diverged_or_failed_or_that_lies_far_above_is_dro
         assert len(ladder.scores) == 4
     spiked = bowl(0.0) | {2.0: [9.0 + FAR] * 4}
     assert climb(rows(spiked)).dropped == [2.0]
-    alone = climb(rows({by: losses for by, losses in bowl(0.0).items() if by in (1.0, 2.0)}))
-    assert (alone.best, alone.end, alone.gain) == (1.0, "lower", pytest.approx(0.1)), "the lowest mean of two"
+    two = climb(rows({by: losses for by, losses in bowl(0.0).items() if by in (1.0, 2.0)}))
+    assert (two.best, two.scores) == (None, {}), "two values are no curve"
     lost = {f"f{by:g}_s0": "diverged" for by in bowl(0.0)}
     nothing = climb(rows(bowl(0.0), **lost))
     assert (nothing.best, nothing.scores, len(nothing.dropped)) == (None, {}, 5)
@@ -124,3 +124,4 @@ def test_values_that_do_not_differ_are_found_by_the_f_test_of_scipy() -> None:
     within = ((centred - centred.mean(axis=1, keepdims=True)) ** 2).sum() / 28
     assert ladder.p_equal == pytest.approx(stats.f.sf(between / within, 4, 28))
     assert ladder.p_equal > 0.05 > (climb(rows(bowl(0.0))).p_equal or 0.0)
+    assert climb(rows(bowl(0.0, height=0.0))).p_equal == 1.0, "the setting has no effect at all"

@@ -40,7 +40,18 @@ CONTRAST = tuple(
     item.name
     for item in fields(Contrast)
     if item.name
-    not in ("seeds", "differences", "diverged", "failed", "untrainable", "n_planned", "weights", "best", "gains")
+    not in (
+        "seeds",
+        "differences",
+        "diverged",
+        "failed",
+        "untrainable",
+        "n_planned",
+        "weights",
+        "best",
+        "gains",
+        "dropped",
+    )
 )
 
 

@@ -216,8 +216,9 @@ def write_question(question: QuestionFile, folder: Path, output_dir: str | None 
 def confirmation(source: Path) -> QuestionFile:
     """Return the question of a finished ablation on fresh seeds, and on other parts of the text.
 
-    The primary arms and their baselines are asked again, each tuned anew. The parts that pairs hold out are shifted by
-    half a part, so there is one less of them. Raises UserError if the folder holds no finished ablation.
+    The primary arms and their baselines are asked again, each tuned anew. Pairs hold out parts that have not been used;
+    if there are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no
+    finished ablation.
     """
     if not (source / FILE).exists():
         raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
@@ -229,10 +230,13 @@ def confirmation(source: Path) -> QuestionFile:
     pairs, arms = question.pairs(), [*question.primary_arms()]
     while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    seeds = [*islice(_fresh(question), len(question.seeds))]
+    seeds, first_fold = [*islice(_fresh(question), len(question.seeds))], 0.0
     if question.folds:
-        val_fraction = float(record.arms[question.baseline].settings["data.val_fraction"])
-        seeds = seeds[: round(1 / val_fraction) - 1]
+        n, n_folds = len(seeds), round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
+        first_fold = math.ceil(question.first_fold) + n  # parts that have not been used
+        if first_fold + n > n_folds:
+            first_fold = 0.0 if question.first_fold % 1 else 0.5
+            seeds = seeds[: n_folds - math.ceil(first_fold)]
     if not seeds:
         raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
@@ -243,7 +247,7 @@ def confirmation(source: Path) -> QuestionFile:
         "question": f"Confirmation on fresh seeds: {question.question}",
         "arms": {arm: record.arms[arm].overrides for arm in arms},
         "seeds": seeds,
-        "first_fold": 0.0 if question.first_fold else 0.5,
+        "first_fold": float(first_fold),
         "overrides": record.common(),
     }
 

@@ -57,13 +57,15 @@ class Contrast:
     minimum_detectable: float | None = None  # with a probability of 0.8, at alpha divided by the number of comparisons
     seeds_needed: int | None = None  # to detect a difference of the margin
     verdict: str = "undecided"  # better, worse, equivalent, undecided
-    undecided_by: str | None = None  # seeds (too few), equal (differences), survivors, untrainable; null: the interval
+    # null: the interval; else seeds (too few), equal (differences), survivors, untrainable, or unstable (a ladder)
+    undecided_by: str | None = None
     diverged: dict[str, list[int]] = field(default_factory=dict)  # by arm, the seeds
     failed: dict[str, list[int]] = field(default_factory=dict)
     untrainable: list[str] = field(default_factory=list)  # arms that diverged or failed wherever they were tried
     weights: dict[str, float] = field(default_factory=dict)  # of the arms
     best: dict[str, float | None] = field(default_factory=dict)  # by tuned arm, the factor of its best value
     gains: dict[str, float] = field(default_factory=dict)  # by arm at an end of its ladder, what it may still gain
+    dropped: dict[str, int] = field(default_factory=dict)  # by tuned arm, how many values were left out
     sentence: str = ""
 
     @property
@@ -80,7 +82,7 @@ class Scored:
     scores: dict[int, float]
     diverged: list[int]
     failed: list[int]
-    trains: bool  # whether it has not diverged or failed at all seeds and all values that were tried
+    trains: bool  # whether some run has not diverged or failed, or too few were tried to say so
     ladder: Ladder | None = None  # of a tuned arm
 
 
@@ -112,10 +114,10 @@ def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     status = runs["status"].mask((runs["status"] == "failed") & ~runs["is_own_failure"].astype(bool), "missing")
     frame = runs.assign(loss=sign * runs[question.metric].astype(float), status=status)
     lost = frame["status"].isin(("diverged", "failed"))
-    trains = frame.empty or not lost.all()
+    trains = not lost.all() or frame["seed"].nunique() < MIN_SEEDS
     if is_tuned:
         ladder = climb(frame)
-        return Scored(ladder.scores, [], [], frame.empty or len(ladder.losses.columns) > 0, ladder)
+        return Scored(ladder.scores, [], [], trains, ladder)
     done = frame[frame["status"] == "done"].set_index("seed")["loss"]
     diverged, failed = ([*map(int, frame["seed"][frame["status"] == kind])] for kind in ("diverged", "failed"))
     return Scored({int(seed): float(loss) for seed, loss in done.items()}, diverged, failed, trains)
@@ -155,6 +157,9 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         untrainable=[arm for arm, result in own.items() if not result.trains],
         weights=dict(weights),
         best={arm: result.ladder.best for arm, result in own.items() if result.ladder},
+        dropped={
+            arm: len(result.ladder.dropped) for arm, result in own.items() if result.ladder and result.ladder.dropped
+        },
         gains={arm: result.ladder.gain for arm, result in own.items() if result.ladder and result.ladder.gain},
     )
     if len(losses) > 1:
@@ -228,6 +233,8 @@ def _adjust(family: Sequence[Contrast]) -> None:
             setattr(contrast, f"{key}_adjusted", p)
     tested = [contrast for contrast in family if contrast.p is not None]
     for contrast in tested:
+        if contrast.gains:  # more seeds do not shrink what an end of a ladder leaves open
+            continue
         alpha, sd = contrast.alpha / len(tested), contrast.sd or 0.0
         contrast.minimum_detectable = detectable(sd, contrast.n_seeds, alpha)
         if margin := contrast.equivalence_margin:
@@ -263,6 +270,9 @@ def _verdict(contrast: Contrast, weights: Mapping[str, float], scored: Mapping[s
         if len(arms) == 2 and len(untrainable) == 1 and others_train:
             return "worse" if untrainable == positive else "better", None
         return "undecided", "untrainable"
+    ladders = [scored[arm].ladder for arm in weights]
+    if any(ladder is not None and ladder.best is None and ladder.dropped for ladder in ladders):
+        return "undecided", "unstable"
     if contrast.n_seeds < MIN_SEEDS:
         return "undecided", "seeds"
     if contrast.p_adjusted is None or contrast.mean_difference is None:

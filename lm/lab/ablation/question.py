@@ -49,7 +49,7 @@ class Question:
     seeds: list[int]  # every arm is trained at each of them
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
     folds: bool = True  # whether each pair holds out a part of the text of its own
-    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at 0.5
+    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at another one
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
     budget: str = "tokens"  # what training holds equal: tokens or flops

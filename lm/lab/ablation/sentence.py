@@ -15,6 +15,7 @@ RATES = {"optim.lr", "optim.adam_lr", "optim.lr_scale"}  # arms that differ in t
 UNDECIDED_BY = {
     "seeds": f"a verdict needs {MIN_SEEDS} seeds",
     "equal": "all differences are identical, so no test is possible",
+    "unstable": "fewer than three values of an arm trained at every seed",
     "survivors": "an arm lost some seeds, and the others may favour it",
 }
 
@@ -29,7 +30,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
         "equivalent": f"{' and '.join(names)} are equivalent{_within(contrast)}",
         "undecided": f"{(' against ' if pair else ' compared with ').join(names)} is undecided",
     }
-    tuning = _tuning(contrast, question, pair)
+    tuning = _tuning(contrast, question, [arms[name] for name in contrast.weights])
     finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question)}", tuning]))
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
     if tuning and question.tune is None:
@@ -59,9 +60,9 @@ def _finding(contrast: Contrast, question: Question) -> str:
     return f"{_amount(contrast, mean)} ({ends}, {seeds})"
 
 
-def _tuning(contrast: Contrast, question: Question, pair: Sequence[ArmRecord]) -> str:
+def _tuning(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -> str:
     """Return at which values of the tuned setting the arms are scored, or that nothing is tuned."""
-    keys = {key_of(word) for arm in pair for word in arm.overrides}
+    keys = {key_of(word) for arm in arms for word in arm.overrides}
     if question.metric not in RUN_METRICS or (question.tune is None and keys and keys <= RATES):
         return ""
     if question.tune is None:
@@ -76,7 +77,8 @@ def _tuning(contrast: Contrast, question: Question, pair: Sequence[ArmRecord]) -
     )
     what = "learning rates" if question.tune == LEARNING_RATE else f"values of {question.tune}"
     who = f"{' and '.join(best)} at its" if untuned else "each at its"
-    return f"{who} own best of five {what} ({values}){f', {untuned[0]} not tuned' if untuned else ''}"
+    rest = f", {' and '.join(untuned)} not tuned" if untuned else ""
+    return f"{who} own best of five {what} ({values}){rest}"
 
 
 def _costs(*pair: ArmRecord) -> str:
@@ -94,7 +96,12 @@ def _costs(*pair: ArmRecord) -> str:
 
 def _lost(contrast: Contrast) -> list[str]:
     """Return how many runs diverged, and at which seeds one failed."""
-    told = [f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()]
+    told = [
+        f"{n} of the five values of {arm} diverged or failed or were far off" for arm, n in contrast.dropped.items()
+    ]
+    told += [
+        f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()
+    ]
     return told + [f"{arm} failed at seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.failed.items()]
 
 
@@ -113,6 +120,8 @@ def _missing(contrast: Contrast) -> list[str]:
         return []
     if contrast.undecided_by:
         return [UNDECIDED_BY[contrast.undecided_by]]
+    if contrast.gains:
+        return [f"the ladder of {' and '.join(contrast.gains)} must reach further"]
     told, margin = [], contrast.equivalence_margin
     if (contrast.p or 1) <= contrast.alpha:
         told.append("the interval excludes zero, but not after correction for the number of comparisons")
@@ -162,8 +171,10 @@ def _is_perplexity(contrast: Contrast) -> bool:
 def _amount(contrast: Contrast, mean: float) -> str:
     if not _is_perplexity(contrast):
         return f"{signed(mean, contrast.digits)} {METRICS[contrast.metric][1]}"
-    share = f"{100 * abs(math.expm1(mean)):.1f} %"
-    return f"{share} {'lower' if mean < 0 else 'higher'} perplexity" if share != "0.0 %" else "the same perplexity"
+    share = 100 * abs(math.expm1(mean))
+    if share < 0.05 and contrast.verdict in ("equivalent", "undecided"):
+        return "the same perplexity"
+    return f"{share:.1f} % {'lower' if mean < 0 else 'higher'} perplexity"
 
 
 def _end(contrast: Contrast, value: float) -> str:

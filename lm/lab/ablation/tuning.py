@@ -23,6 +23,7 @@ AROUND = (0, -2, 2)  # rungs that the pilot compares
 PILOT_SEEDS = 2
 MOST_QUARTERS = 3  # times that a value at which training diverges is divided by four
 MOST_MOVES = 9  # of the middle, by a factor of two each
+LEAST = 3  # values that a curve needs
 FAR = 0.5  # nats per token above the lowest mean: a value beyond is no longer part of the valley
 LOST = ("diverged", "failed")
 
@@ -62,9 +63,9 @@ class Ladder:
 
     losses: pd.DataFrame  # seeds by factors, of the factors that count; lower is better
     dropped: list[float] = field(default_factory=list)  # factors that diverged, failed or lie FAR above the lowest
-    best: float | None = None  # factor at the lowest point of the curve; None: the arm trains at no factor
+    best: float | None = None  # factor at the lowest point of the curve; None: too few factors train at every seed
     scores: dict[int, float] = field(default_factory=dict)  # by seed, at the best factor
-    gain: float = 0.0  # what one factor of two more may still bring, if the best factor is an end of the ladder
+    gain: float = 0.0  # the slope at an end of the ladder over one factor of two, if the best factor is that end
     end: str = ""  # the end that the best factor is: "lower" or "upper"
     p_equal: float | None = None  # of the F test that the factors make no difference
 
@@ -83,7 +84,7 @@ def climb(rows: pd.DataFrame) -> Ladder:
     losses = losses.loc[:, near_lowest(val_losses.to_numpy())]
     kept = [float(factor) for factor in losses.columns]
     lost |= {*tried} - {*kept}
-    if not kept or losses.empty:
+    if len(kept) < LEAST or losses.empty:
         return Ladder(losses, sorted(lost))
     point = lowest_point(np.log2(kept), losses.mean().to_numpy())
     scores = {int(seed): float(score) for seed, score in (losses @ point.weights).items()}
@@ -109,21 +110,16 @@ class LowestPoint(NamedTuple):
 def lowest_point(x: np.ndarray, mean: np.ndarray) -> LowestPoint:
     """Return where the curve through the mean losses (factors,) is lowest; `x` has the factors as powers of two.
 
-    The curve is a least-squares cubic through five means, a parabola through three or four, else the lowest mean.
+    The curve is a least-squares cubic through five means, or a parabola through three or four.
     """
-    degree = 3 if len(x) == len(LADDER) else 2 if len(x) > 2 else 0
-    if degree:
-        powers = np.vander(x, degree + 1, increasing=True)
-        curve = Polynomial(np.linalg.lstsq(powers, mean)[0])
-        slopes = curve.deriv()
-        turns = [turn for turn in _roots(*slopes.coef) if x[0] < turn < x[-1]]
-        best = min((float(x[0]), float(x[-1]), *turns), key=lambda at: float(curve(at)))
-        weights = np.linalg.lstsq(powers.T, best ** np.arange(degree + 1))[0]
-        slope = float(slopes(best))
-    else:
-        best = float(x[mean.argmin()])
-        weights = (x == best).astype(float)
-        slope = float((mean[-1] - mean[0]) / (x[-1] - x[0])) if len(x) > 1 else 0.0
+    degree = 3 if len(x) == len(LADDER) else 2
+    powers = np.vander(x, degree + 1, increasing=True)
+    curve = Polynomial(np.linalg.lstsq(powers, mean)[0])
+    slopes = curve.deriv()
+    turns = [turn for turn in _roots(*slopes.coef) if x[0] < turn < x[-1]]
+    best = min((float(x[0]), float(x[-1]), *turns), key=lambda at: float(curve(at)))
+    weights = np.linalg.lstsq(powers.T, best ** np.arange(degree + 1))[0]
+    slope = float(slopes(best))
     end = "lower" if best == x[0] else "upper" if best == x[-1] else ""
     gain = {"lower": slope, "upper": -slope}.get(end, 0.0)
     return LowestPoint(best, weights, max(gain, 0.0), end)
@@ -147,4 +143,6 @@ def _p_equal(losses: np.ndarray) -> float | None:
     rest = of_factors - of_factors.mean(axis=0)
     df = (n_factors - 1, (n_factors - 1) * (n_seeds - 1))
     between, within = n_seeds * (of_factors.mean(axis=0) ** 2).sum() / df[0], (rest**2).sum() / df[1]
-    return float(special.fdtrc(*df, between / within)) if within > 0 else 0.0
+    if within > 0:
+        return float(special.fdtrc(*df, between / within))
+    return 0.0 if between > 0 else 1.0  # a setting without an effect leaves the losses as they are

@@ -130,25 +130,25 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
     yield from _about(
         "The best value is an end of the ladder",
         ((arm, f"{arm} ({end} end)") for arm, end in ends.items()),
-        "The interval counts what one factor of two more would gain if the curve went on as it is.",
+        "The interval counts the slope there over one factor of two. That is an extrapolation, not a bound.",
     )
     flat = [arm for arm, ladder in results.ladders.items() if ladder.p_equal is not None and ladder.p_equal > FLAT]
     detail = "Either the arm is broad there, or its best value lies elsewhere: see the figure."
-    yield from _about("The values of a ladder do not differ", zip(flat, flat, strict=True), detail)
+    yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
 
 def _mixed_pairs(results: Results) -> Iterator[Weakness]:
     """Yield the pairs whose runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
-    runs = results.shown_runs().set_index("seed")
-    for arm, other in results.question.pairs().items():
-        first, second = (runs[runs["arm"] == name] for name in (arm, other))
-        pairs = first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
-        for key, name in CONDITIONS.items():
-            both = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
-            for seed, own, baseline in both[both.iloc[:, 0] != both.iloc[:, 1]].itertuples(name=None):
-                words = f"{arm} and {other}, {name} {own} and {baseline}"
-                seeds.setdefault((arm, words), set()).add(int(seed))
+    for key, name in CONDITIONS.items():
+        known = results.done.dropna(subset=key)
+        of_arms = known.groupby(["arm", "seed"])[key].agg(lambda values: " and ".join(sorted({*map(str, values)})))
+        for arm, other in results.question.pairs().items():
+            for seed in results.question.seeds:
+                own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))
+                if own and baseline and own != baseline:
+                    words = f"{arm} and {other}, {name} {own} and {baseline}"
+                    seeds.setdefault((arm, words), set()).add(seed)
     yield from _about(
         "Two runs of a pair were made under different conditions",
         ((arm, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (arm, words), own in seeds.items()),
