@@ -18,7 +18,7 @@ from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
 from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, write
 
-STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
+STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("contrasts.csv"))
 RARELY = pytest.mark.nightly
 FULL: dict[str, Any] = {"tuned": True, "broken": True}
 
