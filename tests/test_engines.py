@@ -183,6 +183,25 @@ def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
     assert parameters["additional_parameters"] == {"dependency": dependency, "reservation": "lab"}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")
+def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path: Path) -> None:
+    """By real jobs of submitit, which here are processes of this machine."""
+    import submitit
+
+    slurm = object.__new__(ENGINES["slurm"])
+    submitter = submitit.LocalExecutor(tmp_path)
+    submitter.update_parameters(timeout_min=2)
+    kill = "__import__('os').kill(__import__('os').getpid(), 9)"
+    jobs = [submitter.submit(*call) for call in ((abs, 1), (int, "one"), (eval, kill))]
+    wait_for(lambda: None not in [slurm.ended(job) for job in jobs], 60)
+    done, failed, killed = (slurm.ended(job) for job in jobs)
+    assert done == Ending(None, "ended")
+    assert failed == Ending(Failure.ERROR, "ValueError: invalid literal for int() with base 10: 'one'")
+    assert killed is not None
+    assert killed.kind == Failure.KILLED
+
+
 @contextlib.contextmanager
 def disturbed(folder: Path, n: int, disturb: Callable[[], object]) -> Iterator[None]:
     """Disturbed as soon as n runs train."""

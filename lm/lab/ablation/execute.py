@@ -268,8 +268,10 @@ class Slurm(Engine):
         if not handle.done():
             return None
         if handle.paths.result_pickle.exists():
-            error = handle.exception()
-            return Ending(Failure.ERROR, _last_line(error)) if error else Ending(None, "ended")
+            if (error := handle.exception()) is None:
+                return Ending(None, "ended")
+            trace, _, _ = str(error).partition("You can check full logs")  # which submitit adds below its dashes
+            return Ending(Failure.ERROR, _last_line(trace.rstrip("-\n ")))
         state = handle.state.split(" ")[0].rstrip("+")
         is_own = state in ("FAILED", "OUT_OF_MEMORY", "TIMEOUT")
         return Ending(Failure.ERROR if is_own else Failure.KILLED, f"job {handle.job_id} is {state}")
