@@ -28,7 +28,7 @@ from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import FILE, RunReader, normalised, read_record
-from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, TUNED_SETTING, Question
+from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, TUNED_SETTING, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
@@ -264,6 +264,13 @@ def _fresh(question: Question) -> Any:
 
 
 # --- the configurations of the arms
+
+
+def compose_question(config: AblateConfig) -> tuple[dict[str, RunConfig], dict[tuple[str, int], dict[str, Any]]]:
+    """Return the configuration of each arm, and by arm and seed what depends on the seed. Settle the folds."""
+    runs = compose_arms(config.ablation, config.overrides)
+    config.ablation = with_folds(config.ablation, runs)
+    return runs, compose_seeds(config.ablation, config.overrides, runs)
 
 
 def composed_arm(overrides: Sequence[str]) -> RunConfig:

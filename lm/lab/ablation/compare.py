@@ -14,11 +14,9 @@ from lm.errors import error_prefix, require
 from lm.lab.ablation.ask import (
     SEEDS,
     choose,
-    compose_arms,
-    compose_seeds,
+    compose_question,
     long_name,
     question_in_a_line,
-    with_folds,
     write_question,
 )
 from lm.lab.ablation.question import AblateConfig
@@ -72,9 +70,7 @@ def compare(
     question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, typed)
     own = choose(question) + ([] if output_dir is None else [f"output_dir={quoted(str(output_dir))}"])
     config = compose("ablate", own, AblateConfig)
-    runs = compose_arms(config.ablation, config.overrides)
-    config.ablation = with_folds(config.ablation, runs)
-    seeded = compose_seeds(config.ablation, config.overrides, runs)
+    runs, seeded = compose_question(config)
     results = ablate(config, runs, f"compare({change!r})", seeded=seeded)
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
     return _answer(results, frames.contrasts(results.folder), results.folder)

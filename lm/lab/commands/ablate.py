@@ -40,8 +40,7 @@ from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
     QuestionFile,
     choose,
-    compose_arms,
-    compose_seeds,
+    compose_question,
     confirmation,
     for_later,
     is_question,
@@ -49,7 +48,6 @@ from lm.lab.ablation.ask import (
     question_in_a_line,
     read_question,
     values_of,
-    with_folds,
     write_question,
 )
 from lm.lab.ablation.forkserver import warm_up
@@ -88,9 +86,7 @@ def run(args: list[str]) -> int:
 
 def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
     """Answer the question, print the results, and return the exit code."""
-    runs = compose_arms(ablation.ablation, ablation.overrides)
-    ablation.ablation = with_folds(ablation.ablation, runs)
-    seeded = compose_seeds(ablation.ablation, ablation.overrides, runs)
+    runs, seeded = compose_question(ablation)
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
