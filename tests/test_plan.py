@@ -207,6 +207,15 @@ def test_each_pair_holds_out_a_part_of_its_own(planner: Lab) -> None:
         assert not planner.plans[-1].question.folds, "what is typed holds for all pairs"
 
 
+def test_a_text_of_few_documents_whose_parts_are_empty_is_refused_with_the_way_on(planner: Lab) -> None:
+    folder = planner.root / "two"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.txt").write_text(f"{name} word " * 200)
+    with pytest.raises(UserError, match=r"data\.fold=.*leaves no text.*; folds=false gives all pairs one"):
+        planner.plan(f"data.path={folder}", folds=True, seeds=[*range(10)])
+
+
 def test_a_margin_of_one_percent_is_converted_to_bits_per_byte(planner: Lab) -> None:
     assert planner.plan(equivalence_margin=None).question.equivalence_margin == 0.01
     plan = planner.plan(equivalence_margin=None, metric="val_bpb")

@@ -116,7 +116,11 @@ def _build_arm(
         data = run.data if fold is None else replace(run.data, fold=fold)
         source = repr((data, run.tokenizer))
         if source not in texts:
-            texts[source] = prepare(data, run.tokenizer, quiet=not sys.stderr.isatty())
+            try:
+                texts[source] = prepare(data, run.tokenizer, quiet=not sys.stderr.isatty())
+            except UserError as error:  # few documents may leave a part empty
+                advice = "" if fold is None else "; folds=false gives all pairs one validation text"
+                raise UserError(f"{error}{advice}") from error
         own.append(texts[source])
     if run.trainer.max_epochs is not None:
         run = with_steps(run, own[0])
