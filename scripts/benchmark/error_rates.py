@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from lm.lab.ablation.judge import ALPHA, paired_test
-from lm.lab.ablation.tuning import LADDER, PILOT_SEEDS, lowest_point, near_lowest, pilot
+from lm.lab.ablation.tuning import LADDER, LEAST, PILOT_SEEDS, lowest_point, near_lowest, pilot
 
 SHAPES = ("quadratic", "lopsided", "cliff", "soft cliff", "spikes", "skewed noise")
 HARD = ("tilted cliff", "plateau", "cusp", "second basin")
@@ -108,9 +108,9 @@ def scores(x: Array, losses: Array) -> tuple[Array, float]:
     """Return the scores (seeds,) of an arm as `climb` gives them, and what the arm may still gain."""
     kept = np.isfinite(losses).all(axis=0)
     x, losses = x[kept], losses[:, kept]
-    if not len(x):
-        return np.full(len(losses), np.inf), 0.0
     near = near_lowest(losses)
+    if near.sum() < LEAST:  # undecided
+        return np.full(len(losses), np.inf), 0.0
     point = lowest_point(x[near], losses[:, near].mean(axis=0))
     return losses[:, near] @ point.weights, point.gain
 

@@ -67,7 +67,7 @@ def ablate(
     """
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
-    engine = ENGINES[config.executor](config, folder) if not config.plan_only else ENGINES["local"](config, folder)
+    engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
     plan = make_plan(config, runs, seeded, before, RunReader(folder), command, engine.default_workers)
     tries = Counter[str]()  # of a run that failed, in this call
     step = next_runs(plan, tries)
@@ -141,13 +141,13 @@ class _Progress:
         at = f" at {run.factor:.3g} times its {self.plan.question.tune}" if self.plan.arms[run.arm].is_tuned else ""
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(seconds_to_go(self.plan, self.step))
-        self.say(
+        self.print_line(
             f"{self.n_ended} of {self.n_runs}, {run.arm}{at}, seed {run.seed}: {score}{reason}; about {to_go} to go"
         )
         if (start := time.monotonic()) >= self.next_report:
             results = results_of(self.step.record, self.plan.reader)
             write_report(results, is_at_work=True)
-            self.say(f"results so far: {results.folder / 'report.html'}")
+            self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
 
     def on_poll(self, bar: Any, running: Collection[RunSpec]) -> None:
@@ -156,7 +156,7 @@ class _Progress:
             bar.n = self.steps_ended + sum(run.files.steps() for run in running)
         bar.refresh()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         tqdm.write(printable(f"{self.plan.question.name}: {line}"), file=sys.stderr)
 
 

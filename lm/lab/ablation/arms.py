@@ -107,7 +107,7 @@ def _build_arm(
 ) -> Arm:
     if run.trainer.world_size > 1:
         raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
-    expected = "true, for a run of an ablation goes on where it was stopped; an empty output_dir makes all of them anew"
+    expected = "true, because a run of an ablation goes on where it was stopped; a new output_dir makes all runs anew"
     require(run.checkpoint.resume, "checkpoint.resume=false", expected)
     trainer = replace(run.trainer, enable_progress_bar=False)
     run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
@@ -119,7 +119,8 @@ def _build_arm(
             try:
                 texts[source] = prepare(data, run.tokenizer, quiet=not sys.stderr.isatty())
             except UserError as error:  # few documents may leave a part empty
-                advice = "" if fold is None else "; folds=false gives all pairs one validation text"
+                is_empty = f"data.fold={fold}: " in str(error)
+                advice = "; folds=false gives all pairs one validation text" if is_empty else ""
                 raise UserError(f"{error}{advice}") from error
         own.append(texts[source])
     if run.trainer.max_epochs is not None:

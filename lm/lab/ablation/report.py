@@ -138,7 +138,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
 
 
 def _start(results: Results) -> str:
-    """Return what a seed sets, and so what the intervals cover."""
+    """Return what a seed sets, and so what the intervals count."""
     record = results.record
     words = [*record.common(), *(word for arm in record.arms.values() for word in arm.overrides)]
     if any(word.startswith("init_from=") and SEED in word for word in words):
@@ -159,10 +159,10 @@ def _scored(results: Results) -> str:
     if not tokens:
         return "not known"
     if len(tokens) == 1:
-        return f"{tokens[0]:,} tokens, the same for all pairs: intervals cover the seeds, not another text"
+        return f"{tokens[0]:,} tokens, the same for all pairs: intervals count the seeds and no other text"
     each = " to ".join(dict.fromkeys(f"{n:,}" for n in (min(tokens), max(tokens))))
     whole = f"each pair holds out a part of its own, of {each} tokens, {sum(tokens):,} in all"
-    return f"{whole}: intervals cover seeds and text"
+    return f"{whole}: intervals count the seeds and the texts"
 
 
 def _tuning(results: Results) -> str:
