@@ -22,7 +22,6 @@ from lm.lab.ablation.execute import ENGINES, execute
 from lm.lab.ablation.folder import (
     UNUSED,
     AblationRecord,
-    Failure,
     RunReader,
     default_dir,
     existing_record,
@@ -31,7 +30,6 @@ from lm.lab.ablation.folder import (
 )
 from lm.lab.ablation.judge import detectable, level
 from lm.lab.ablation.plan import (
-    MAX_TRIES,
     Plan,
     RunSpec,
     Seeded,
@@ -90,9 +88,7 @@ def ablate(
         while step.todo:
             with progress.begin(step) as bar:
                 execute(step.todo, engine, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
-            for run in step.todo:
-                is_killed = plan.reader.outcome(run.run_dir).kind == Failure.KILLED
-                tries[run.run_dir] += MAX_TRIES if is_killed else 1  # a killed run has been started twice already
+            tries.update(run.run_dir for run in step.todo)
             step = next_runs(plan, tries)
             write_record(step.record, folder)
         results = results_of(step.record, plan.reader)

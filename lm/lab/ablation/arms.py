@@ -1,16 +1,15 @@
 """The arms of an ablation: checked, matched in size, counted, and what a step of each costs here."""
 
-import ast
 import hashlib
-import importlib.util
 import logging
 import math
 import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from modulefinder import ModuleFinder
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 
-import lm
 from lm.config import RunConfig, config_hash, flat, foreign_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
@@ -251,71 +249,31 @@ def time_steps(arms: Iterable[Arm]) -> None:
 def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return a hash of the code of lm that computes, and of the modules of these classes with their local imports.
 
-    `classes` are of the user's own, setting -> dotted path. An import is local if it lies neither in
-    the standard library nor where packages are installed. Raises UserError if such a class has no
-    source file.
+    `classes` are of the user's own, setting -> dotted path. Raises UserError if such a class has no source file.
     """
     own = code_identity()["hash"]
-    files = dict[str, Path]()
+    files = dict[str, str]()
     for key, dotted in classes.items():
-        module = import_class(key, dotted).__module__
-        for name in {module, dotted.rpartition(".")[0]}:
-            if _source(name) is None:
-                raise UserError(f"{key}={dotted}: {name} has no source file, so its changes could not be noticed")
-            files |= _local_imports(name)
+        for module in {import_class(key, dotted).__module__, dotted.rpartition(".")[0]}:
+            source = str(getattr(sys.modules[module], "__file__", None))
+            if not source.endswith(".py"):
+                raise UserError(f"{key}={dotted}: {module} has no source file, so its changes could not be noticed")
+            files |= {module: source, **_local_imports(module)}
     if not files:
         return own
-    sources = {name: code_of(path.read_text(encoding="utf-8")) for name, path in sorted(files.items())}
+    sources = {name: code_of(Path(file).read_text(encoding="utf-8")) for name, file in sorted(files.items())}
     return hashlib.sha256(repr((own, sources)).encode()).hexdigest()
 
 
-def _parse(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: {error}; expected Python") from error
+def _local_imports(module: str) -> dict[str, str]:
+    """Return, by name, the files of all that a module imports, directly or not, outside of installed packages."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
+    def is_local(path: str) -> bool:
+        return not any(Path(path).absolute().is_relative_to(folder) for folder in installed)
 
-def _local_imports(module: str) -> dict[str, Path]:
-    """Return the source files of a module and of all local modules that it imports, directly or not, by name."""
-    ahead, files = [module], dict[str, Path]()
-    while ahead:
-        name = ahead.pop()
-        if name not in files and (path := _source(name)) and (name == module or _is_local(name)):
-            files[name] = path
-            package = name if path.stem == "__init__" else name.rpartition(".")[0]
-            ahead += _imported_names(_parse(path), package)
-    return files
-
-
-def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield modules, the packages around them, and what is taken from them, which may be modules too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
-        else:
-            continue
-        for parts in (name.split(".") for name in names):
-            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-
-
-def _source(module: str) -> Path | None:
-    with suppress(ImportError, ValueError, AttributeError):  # also where the name is no module
-        spec = importlib.util.find_spec(module)
-        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-    return None
-
-
-def _is_local(module: str) -> bool:
-    path = _source(module)
-    if (
-        path is None
-        or path.is_relative_to(sysconfig.get_path("stdlib"))
-        or path.is_relative_to(Path(lm.__file__).parent)
-    ):
-        return False
-    return not {"site-packages", "dist-packages"} & {*path.parts}
+    finder = ModuleFinder([*filter(is_local, sys.path)], excludes=["lm"])
+    with suppress(ImportError):  # of a module that is installed
+        finder.import_hook(module)
+    files = {name: getattr(found, "__file__", None) for name, found in finder.modules.items()}
+    return {name: file for name, file in files.items() if file}

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +33,6 @@ from lm.system.files import json_sha256, write_json
 from lm.system.terminal import MessageHandler
 
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
-MOST_STARTS = 2  # of a run that was killed from outside: an arm must not lose a seed by an accident
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
 
 log = logging.getLogger(__name__)
@@ -74,13 +73,13 @@ def execute(
     on_end: Callable[[RunSpec], None] = lambda spec: None,
     on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
 ) -> None:
-    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
+    """Make each of these runs once, `workers` at a time.
 
     `on_end` is called with each of them, `on_poll` now and then with those that are running. An interrupt cancels what
     is queued or running and goes on to the caller. Raises UserError if the engine does not take a run, or if a machine
     lacks what runs need.
     """
-    waiting, running, tries = deque(specs), list[tuple[RunSpec, Any]](), Counter[str]()
+    waiting, running = deque(specs), list[tuple[RunSpec, Any]]()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -91,14 +90,10 @@ def execute(
                 running.append((spec, engine.submit(spec)))
             time.sleep(engine.seconds)
             for spec, handle in [*running]:
-                if (ending := engine.ended(handle)) is None:
-                    continue
-                running.remove((spec, handle))
-                tries[spec.run_dir] += 1
-                if _has_outcome(spec, ending, engine.name, may_retry=tries[spec.run_dir] < MOST_STARTS):
+                if (ending := engine.ended(handle)) is not None:
+                    running.remove((spec, handle))
+                    _write_ending(spec, ending, engine.name)
                     on_end(spec)
-                else:
-                    waiting.append(spec)
             on_poll([spec for spec, _ in running])
     except BaseException:
         for _, handle in running:
@@ -110,18 +105,14 @@ def execute(
         raise
 
 
-def _has_outcome(spec: RunSpec, ending: Ending, engine: str, may_retry: bool) -> bool:
-    """Return whether the run need not be tried again. Write its status where its process could not."""
+def _write_ending(spec: RunSpec, ending: Ending, engine: str) -> None:
+    """Write the status of a run whose process could not. Raises UserError if the run could not begin."""
     if spec.files.read().status != "missing":
-        return True
+        return
     if engine != "local" and ending.kind != Failure.KILLED and not spec.files.where.exists():
         expected = "expected lm, Python and output_dir on all nodes as on this machine"
         raise UserError(f"executor={engine}: {spec.run_dir} could not begin ({ending.message}); {expected}")
-    if ending.kind != Failure.ERROR and may_retry:
-        log.info("%s: %s; it is started again", spec.run_dir, ending.message)
-        return False
     spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
-    return True
 
 
 # --- processes of this machine

@@ -45,7 +45,7 @@ from lm.system.files import json_sha256
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
 Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # settings by arm and seed
-MAX_TRIES = 2  # of a run that fails by itself, in one call
+MAX_TRIES = 2  # of a run that fails or is killed, in one call
 
 
 @dataclass(slots=True, kw_only=True)
