@@ -1,7 +1,7 @@
 """Folders of runs and models on disk: what a folder is, and a model's three files.
 
-A model is `model.safetensors`, `tokenizer.json` and `config.json`. No file of these can run code. The
-lab converts a folder of Hugging Face transformers where such a folder is named.
+A model is `model.safetensors`, `tokenizer.json` and `config.json`. No file of these can run code. Where a folder of
+Hugging Face transformers is named, the lab converts the folder into a model in the cache.
 """
 
 import logging
@@ -105,8 +105,7 @@ class ModelSettings:
     document_separator: int | None = None
     model: ModelConfig
     head: HeadConfig
-    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers
-    architecture: str | None = None  # in transformers, for a folder of transformers
+    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER
 
     def __post_init__(self) -> None:
         require_min(1, "", self, "vocab_size", "seq_len")
@@ -116,7 +115,8 @@ class ModelSettings:
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """Return the model folder of a run. `run_dir` may be the model folder, or a folder of transformers.
 
-    Raises UserError if there is no such folder, and OSError if the folder cannot be read.
+    Raises UserError if there is no such folder, or if a folder of transformers cannot be converted; OSError if the
+    folder cannot be read.
     """
     folder = Path(os.path.expanduser(run_dir))
     if not folder.is_dir():
@@ -131,6 +131,10 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     for name in (TOKENIZER, INDEX if (folder / INDEX).exists() else WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
+    with reading(folder / "config.json"):
+        is_of_transformers = "model_type" in read_json(folder / "config.json")
+    if is_of_transformers:
+        folder = load("lm.lab.formats.huggingface.converted")(folder)
     return folder
 
 
@@ -146,13 +150,11 @@ def read_settings(folder: Path) -> ModelSettings:
     path = folder / "config.json"
     with reading(path):
         content = read_json(path)
-        if "model_type" not in content:
-            settings: ModelSettings = build(ModelSettings, content)
-            if {*settings.sha256} != {WEIGHTS, TOKENIZER} or settings.architecture is not None:
-                raise UserError(f"sha256: expected the hashes of {WEIGHTS} and {TOKENIZER}")
-            return settings
-    converted: ModelSettings = load("lm.lab.formats.pretrained.pretrained_settings")(folder, content["model_type"])
-    return converted
+        content.pop("architecture", None)  # of version 0.2, where it was null
+        settings: ModelSettings = build(ModelSettings, content)
+        if {*settings.sha256} != {WEIGHTS, TOKENIZER}:
+            raise UserError(f"sha256: expected the hashes of {WEIGHTS} and {TOKENIZER}")
+        return settings
 
 
 def write_weights(path: Path, weights: Mapping[str, "Tensor"]) -> None:
@@ -219,9 +221,6 @@ def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tupl
 
     folder = model_folder(run_dir)
     settings = read_settings(folder)
-    if settings.architecture is not None:
-        pair: tuple[Transformer, Tokenizer] = load("lm.lab.formats.pretrained.load_pretrained")(folder, settings)
-        return pair
     check_classes(settings.model, classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
@@ -283,17 +282,13 @@ def read_base(init_from: str) -> Base:
     """Return the model that `init_from` names. Raises UserError with what is missing or damaged."""
     folder = model_folder(init_from, "init_from")
     settings, path = read_settings(folder), folder / TOKENIZER
-    if settings.architecture is not None:
-        weights = load("lm.lab.formats.pretrained.weights_hash")(folder)
-    elif sha256(path) == settings.sha256[TOKENIZER]:
-        weights = settings.sha256[WEIGHTS]
-    else:
+    if sha256(path) != settings.sha256[TOKENIZER]:
         raise UserError(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = _training_of(folder)
     return Base(
         folder=folder,
         settings=settings,
-        sha256=weights,
+        sha256=settings.sha256[WEIGHTS],
         tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path)),
         made_by=_kind_of(path, settings.vocab_size),
         steps=steps,

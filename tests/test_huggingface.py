@@ -33,8 +33,7 @@ from lm.decoding import generate
 from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.adapter import save_adapter
-from lm.lab.formats.architectures import SYNONYMS
-from lm.lab.formats.huggingface import export
+from lm.lab.formats.huggingface import SYNONYMS, export
 from lm.lab.lora import merged
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
@@ -322,11 +321,22 @@ def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_without_transformers_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_converted_once_and_afterwards_needs_no_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "transformers", None)
+        with pytest.raises(UserError, match=r"pip install 'transformers>=5,<6'"):
+            load_model(tmp_path)
+    net, _ = load_model(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"pip install 'transformers>=5,<6'"):
-        load_model(tmp_path)
+    assert torch.equal(load_model(tmp_path)[0](TOKENS), net(TOKENS))
+    assert len([*(tmp_path / "cache").rglob("model.safetensors")]) == 1
+    with_config(tmp_path, rms_norm_eps=1e-3)
+    with pytest.raises(UserError, match="transformers"):
+        load_model(tmp_path)  # of other content
 
 
 # --- where a text begins and ends
@@ -348,6 +358,27 @@ def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     assert (tokenizer.eot_token, tokenizer.eot, tokenizer.vocab_size) == (END, 0, 257)
     save_model(net, tokenizer, tmp_path / "saved")
     assert load_model(tmp_path / "saved")[1].eot_token == END
+
+
+def added(content: str, number: int) -> dict[str, Any]:
+    return {"added_tokens_decoder": {str(number): {"content": content, "special": False}}}
+
+
+@pytest.mark.parametrize(
+    ("filename", "content"),
+    [
+        ("tokenizer_config.json", added("<think>", 257)),
+        ("tokenizer_config.json", added("<|endoftext|>", 1)),
+        ("added_tokens.json", {"<think>": 257}),
+    ],
+)
+def test_a_token_that_only_transformers_adds_is_refused(filename: str, content: Any, tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(added("<|endoftext|>", 0)))
+    load_model(tmp_path)
+    (tmp_path / filename).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json lacks the added token '<.*save_pretrained"):
+        load_model(tmp_path)
 
 
 def test_a_chat_model_is_read_as_a_plain_text_model(tmp_path: Path) -> None:

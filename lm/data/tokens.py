@@ -7,10 +7,8 @@ folder at once. `prepare` compares the checksum when it opens the folder, and bu
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
-import errno
 import hashlib
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, sp
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
 from lm.registry import load
-from lm.system.files import json_sha256, read_json, scratch_folder, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
 FORMAT = 11  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
@@ -113,7 +111,7 @@ def prepare(
             if [source.state() for source in sources] != states:
                 reason = "the text changed while it was being read; run the same command again"
                 raise UserError(f"{sources[0].place}: {reason}")
-            _rename(scratch, folder)
+            rename_folder(scratch, folder)
     data = _open(folder, sources)
     _check_lengths(data, config)
     return data
@@ -170,16 +168,6 @@ def _cache_folder(cache: Path) -> Iterator[Path]:
             raise
         reason = f"{error.strerror}; data.cache_dir=DIR keeps the tokens elsewhere"
         raise OSError(error.errno, reason, str(place)) from error
-
-
-def _rename(scratch: Path, folder: Path) -> None:
-    scratch.chmod(0o755)  # as mkdir makes a folder; other users cannot read a scratch folder
-    try:
-        os.rename(scratch, folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise  # on the two errors another process was faster, and its bytes are the same
-    sync_folder(folder.parent)
 
 
 def _checksum(folder: Path) -> str:

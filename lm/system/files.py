@@ -71,6 +71,17 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def rename_folder(scratch: Path, folder: Path) -> None:
+    """Rename a scratch folder into its place in a cache. Another process may have been faster with the same bytes."""
+    scratch.chmod(0o755)  # as mkdir makes a folder; other users cannot read a scratch folder
+    try:
+        os.rename(scratch, folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    sync_folder(folder.parent)
+
+
 def remove_partial(folder: Path) -> None:
     """Delete the temporary files that killed processes left in a folder. The caller holds the lock of the folder.
 

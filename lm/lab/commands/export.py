@@ -60,9 +60,9 @@ def run(args: list[str]) -> None:
     assert config.dtype is not None
     net, tokenizer = load_model(run_dir, config.classes or ())
     if config.format == "page":
-        folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
-        title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
-        prompt = samples[0]["prompt"] or _opening(folder.parent)
+        place, samples = Path(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
+        run = place.parent if place.name == "model" else place
+        title, prompt = config.title or run.name, samples[0]["prompt"] or _opening(run)
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.errors import UserError
 from lm.folder import write_weights
-from lm.lab.formats.architectures import architecture_of
+from lm.lab.formats.huggingface import architecture_of
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import write_text

@@ -12,8 +12,8 @@ from torch import Tensor
 from lm.config import ModelConfig
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.errors import UserError
-from lm.lab.formats.architectures import ARCHITECTURES, Architecture, architecture_of
-from lm.lab.formats.huggingface import check_finite, matrices, new_folder
+from lm.lab.formats.huggingface import ARCHITECTURES, Architecture, architecture_of, matrices
+from lm.lab.formats.output import check_finite, new_folder
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 

@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 from lm.data.text import ANYWHERE
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.errors import UserError
-from lm.lab.formats.huggingface import check_finite, new_folder
+from lm.lab.formats.output import check_finite, new_folder
 from lm.lab.report.pages import render, script_hash
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer

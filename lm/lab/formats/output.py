@@ -1,0 +1,36 @@
+"""What all formats share: the folder that an export writes, and the check that no number became infinite."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lm.errors import UserError
+from lm.system.files import remove_partial
+
+UNFINISHED = ".unfinished"  # in a folder to which an export has not yet written everything
+
+
+@contextmanager
+def new_folder(output_dir: str | Path) -> Iterator[Path]:
+    """Yield an empty folder, or one that an export has left unfinished. Raises UserError for any other folder."""
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():
+        raise UserError(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).touch()
+    except OSError as error:
+        raise UserError(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
+    remove_partial(folder)
+    yield folder
+    (folder / UNFINISHED).unlink()
+
+
+def check_finite(name: str, values: np.ndarray, dtype: str) -> None:
+    """Raise UserError if numbers of a tensor have become infinite in the dtype of an export."""
+    if not np.isfinite(values).all():
+        raise UserError(f"dtype={dtype}: {name} has numbers beyond it; expected finite ones, up to 65,504 in f16")
