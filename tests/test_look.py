@@ -27,6 +27,7 @@ from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.server import MAX_BODY, LookServer
 from lm.lab.look.views import attention, attention_weights, continuations, scored_text
 from lm.lab.runs.find import MARKS, folders_with
+from lm.system.files import LOCK
 from lm.training.run_directory import RunDirectory
 from lm.training.train import train
 from tests.helpers.ablation_folder import make, write_run_dir
@@ -68,8 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tokenizer", [BYTE, CHAR], ids=["byte", "char"])
 def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads(tokenizer: Tokenizer) -> None:
     model = loaded("a", tokenizer)
-    first, *rows = continuations([model], PROMPT, 40, GREEDY)
-    assert first == {"same_tokenizer": True}
+    rows = [*continuations([model], PROMPT, 40, GREEDY)]
     assert "".join(row["text"] for row in rows) == generate(model.net, tokenizer, PROMPT, 40)
     assert {row["rank"] for row in rows} == {1}
     assert min(row["lead"] for row in rows) >= 0
@@ -84,11 +84,11 @@ def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads(tokenize
 def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen() -> None:
     """With all tokens of its own it is the same; with another one, both models read it, also as another text."""
     byte, char = loaded("a"), loaded("c", CHAR)
-    _, *rows = continuations([byte], PROMPT, 20, GREEDY)
+    rows = [*continuations([byte], PROMPT, 20, GREEDY)]
     own = [row["token"] for row in rows]
-    assert [row["token"] for row in [*continuations([byte], PROMPT, 12, GREEDY, own[:8])][1:]] == own
+    assert [row["token"] for row in continuations([byte], PROMPT, 12, GREEDY, own[:8])] == own
     forced = BYTE.encode(", y")
-    _, *rows = continuations([char, byte], PROMPT, 6, GREEDY, forced, of=1)
+    rows = [*continuations([char, byte], PROMPT, 6, GREEDY, forced, of=1)]
     text = BYTE.decode(forced)
     for i, model in enumerate((char, byte)):
         continued = "".join(row["text"] for row in rows if row["model"] == i)
@@ -100,7 +100,7 @@ def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen() -> None:
 
 def test_candidates_have_the_shares_that_sampling_draws_from() -> None:
     sampling = Sampling(temperature=2.0, top_k=3, seed=1)
-    _, *rows = continuations([loaded("a")], PROMPT, 20, sampling)
+    rows = [*continuations([loaded("a")], PROMPT, 20, sampling)]
     assert {(row["rank"] == 1, row["lead"] >= 0) for row in rows} == {(True, True), (False, False)}
     for row in rows:
         shares, drawn = ([candidate[key] for candidate in row["candidates"]] for key in ("share", "drawn"))
@@ -147,7 +147,7 @@ def test_the_losses_of_a_pasted_text_are_those_of_the_logits() -> None:
         expected = torch.nn.functional.cross_entropy(model.net(ids[:, :-1])[0], ids[0, 1:], reduction="none")
     assert [row["losses"][0] for row in answer["tokens"]] == pytest.approx(expected.tolist(), rel=1e-4)
     assert "".join(row["text"] for row in answer["tokens"]) == text
-    assert (answer["n_bytes"], answer["bands"], answer["tokens"][0]["count"]) == (len(text.encode()), [], None)
+    assert answer["n_bytes"] == len(text.encode())
     json.dumps(answer)
 
 
@@ -268,8 +268,8 @@ def test_a_stream_ends_with_a_row_that_says_so(server: LookServer) -> None:
     body = {"runs": ["tied", "untied"], **words}
     status, content, _ = ask(server, "POST", "/prompt", body, Origin=server.address.rstrip("/"))
     rows = [json.loads(line) for line in content.splitlines()]
-    assert (status, len(rows), rows[-1]) == (200, 12, {"end": ""})
-    assert [row["model"] for row in rows[1:-1]] == [0, 1] * 5
+    assert (status, len(rows), rows[-1]) == (200, 11, {"end": ""})
+    assert [row["model"] for row in rows[:-1]] == [0, 1] * 5
 
 
 def test_a_page_gets_its_answer_while_another_one_streams(server: LookServer) -> None:
@@ -316,7 +316,7 @@ def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folde
         connection = http.client.HTTPConnection("127.0.0.1", int(port[2]), timeout=30)
         body = json.dumps({"runs": [f"{folder}/tied", f"{folder}/char"], "max_new_tokens": 512})
         connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
-        assert json.loads(connection.getresponse().readline()) == {"same_tokenizer": False}
+        assert json.loads(connection.getresponse().readline())["model"] == 0
         process.send_signal(signal.SIGINT)
         assert (process.wait(30), process.stderr and process.stderr.read()) == (130, "interrupted\n")
         connection.close()
@@ -333,13 +333,20 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path: P
         assert shown["question"] == record["question"]["question"]
         assert shown["left"] == "8 of 12 runs are done; 4 missing"
         assert {answer["verdict"] for answer in shown["answers"]} <= {"better", "worse", "equivalent", "undecided"}
+        before = files(folder)
         status, page, headers = ask(server, "GET", "/report")
+        assert files(folder) == before, "a GET writes nothing"
         policy = headers["Content-Security-Policy"]
         assert (status, 'href="/#runs"' in page, "script-src" in policy) == (200, True, False)
         (address,) = re.findall(r'href="(runs/tied-seed0[^"]*)"', page)
         status, _, headers = ask(server, "GET", f"/{address}")
         assert (status, headers["Location"]) == (302, "/#prompt&first=runs%2Ftied-seed0-1000")
         server.shutdown()
+
+
+def files(folder: Path) -> dict[Path, tuple[int, int]]:
+    paths = [path for path in folder.rglob("*") if path.name != LOCK]
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
 
 
 # --- the page in a browser
@@ -392,27 +399,27 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page:
 
 
 @slow
-def test_the_heads_of_a_token_are_there_at_once(page: Any, server: LookServer) -> None:
+def test_attention_is_shown_for_a_token_by_one_head_or_by_the_mean_of_all(page: Any, server: LookServer) -> None:
     opened(page, server, "attention")
-    page.wait_for_selector("#attentions > :nth-child(2) .heads button")
+    page.wait_for_selector("#attentions > :nth-child(2) select")
     column = page.locator("#attentions > :first-child")
     column.locator(".token").nth(3).click()
     page.locator("#attentions p").filter(has_text=re.compile("^Token 4 of")).first.wait_for()
     assert column.locator(".token.unseen").count() == column.locator(".token").count() - 4
-    page.keyboard.press("Enter")  # to the heads
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    facts = column.locator("p").inner_text()
-    assert "in layer 1, head 1" in facts
-    page.reload()
-    column.locator("p").filter(has_text=facts).wait_for()
+    assert "in the mean of all heads" in column.locator("p").inner_text()
+    column.locator("select").select_option("0 1")
+    assert "in layer 1, head 2" in column.locator("p").inner_text()
+    column.locator(".token").first.hover()
+    assert "% goes to token 1," in column.locator("p").inner_text()
+    column.locator(".token").last.hover()
+    assert "is not seen" in column.locator("p").inner_text()
     assert narrow(page)
 
 
 @slow
 def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any, server: LookServer) -> None:
     opened(page, server, "text")
-    page.wait_for_selector("#bands .bars")
+    page.wait_for_selector("#token .bar")
     assert "Passage 1 of" in page.inner_text("#text-summary")
     page.click("#next")
     page.wait_for_selector("#text-summary:has-text('Passage 2 of')")
@@ -424,9 +431,9 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
     backgrounds = page.evaluate("[...document.querySelectorAll('#scored .token')].map(t => t.style.background)")
     assert len(set(backgrounds)) > 5
     page.locator("#scored .token").nth(2).focus()
-    page.reload()
-    page.wait_for_selector("#scored .token.chosen")
     assert page.locator("#token .bar").count() == 2
+    page.select_option("#text-colour", "1")
+    assert "8 nats" in page.inner_text("#text-scale")
     page.select_option("#second", "char")
     page.wait_for_selector("#message:has-text('with the tokenizer of')")
     assert narrow(page)
@@ -439,6 +446,9 @@ def test_runs_are_listed_while_they_train_and_open(page: Any, server: LookServer
     page.wait_for_selector("text=later")
     assert page.get_by_role("button", name="Open later").is_disabled()
     assert page.locator("#list .chart").count() == 2  # one for each text
+    page.locator(".chart").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert "tokens" in page.inner_text(".tip")
     page.get_by_role("button", name="Open char").click()
     assert page.input_value("#first") == "char"
     page.wait_for_selector("#prompt .token.chosen")

@@ -1,9 +1,9 @@
-// node model_page.js PAGE: runs the code of lm/lab/report/templates/model.js on the model and the tokenizer of a page.
+// node model_page.js PAGE: runs the code of lm/lab/formats/templates/model.js on the model and the tokenizer of a page.
 // Standard input: { texts, prompts, n_tokens }. Standard output: the ids of each text, the text that they give, and for
 // each prompt of ids the steps of decoding: [[token, five candidates], ...].
 const fs = require("fs"), path = require("path");
 
-const source = fs.readFileSync(path.join(__dirname, "../../lm/lab/report/templates/model.js"), "utf8");
+const source = fs.readFileSync(path.join(__dirname, "../../lm/lab/formats/templates/model.js"), "utf8");
 const { readTensor, readTokenizer, encode, tokenBytes, decode, UTF8 } = new Function(
   `${source}; return { readTensor, readTokenizer, encode, tokenBytes, decode, UTF8 }`,
 )();

@@ -33,6 +33,7 @@ ALT = {  # what is read aloud in place of a figure
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "ladder": "Loss of each arm over its tuned setting",
 }
+FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 
@@ -45,7 +46,7 @@ def write_report(results: Results, is_at_work: bool | None = None) -> None:
     folder = results.folder
     content = describe(results, report_warnings(results))
     content["is_refreshed"] = content["is_running"] and (is_locked(folder) if is_at_work is None else is_at_work)
-    write_pages(folder, results, content, [figures.forest, figures.learning, figures.ladder])
+    write_pages(folder, results, content, FIGURES)
     if results.frozen is not None:  # its files stay as they were committed
         return
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
@@ -58,14 +59,29 @@ def write_report(results: Results, is_at_work: bool | None = None) -> None:
 def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: Sequence[Any]) -> None:
     """Write the pages, the figures and report.json of what `describe` has returned."""
     write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
-    svg = {draw.__name__: figure for draw in drawn if (figure := as_svg(draw, results)) is not None}
+    svg = _figures(results, drawn)
     (folder / "figures").mkdir(exist_ok=True)
     for name, figure in svg.items():
         write_text(folder / "figures" / f"{name}.svg", figure)
+    write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
+    write_text(folder / "report.html", _html(results, content, svg))
+
+
+def _figures(results: Results, drawn: Sequence[Any]) -> dict[str, str]:
+    return {draw.__name__: figure for draw in drawn if (figure := as_svg(draw, results)) is not None}
+
+
+def _html(results: Results, content: dict[str, Any], svg: dict[str, str]) -> str:
     inlined = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
-    content |= {"comparisons": results.comparisons}
-    write_text(folder / "report.md", render("ablation.md.j2", **content))
-    write_text(folder / "report.html", render("ablation.html.j2", **content, title=content["question"], svg=inlined))
+    title, comparisons = content["question"], results.comparisons
+    return render("ablation.html.j2", **content, title=title, comparisons=comparisons, svg=inlined)
+
+
+def html_report(results: Results) -> str:
+    """Return report.html as it would be written now, for a page that is looked at while runs go on."""
+    content = describe(results, report_warnings(results))
+    content["is_refreshed"] = content["is_running"] and is_locked(results.folder)
+    return _html(results, content, _figures(results, FIGURES))
 
 
 def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:

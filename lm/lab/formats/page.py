@@ -1,6 +1,6 @@
 """A model as one HTML file: its weights, its tokenizer and a forward pass in JavaScript. It opens without a network.
 
-The JavaScript is in lm/lab/report/templates: model.js computes, tokens.js draws tokens, model_page.js the rest.
+In the templates, model.js computes, tokens.js draws tokens, and model_page.js does the rest.
 """
 
 import base64

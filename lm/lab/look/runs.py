@@ -8,7 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lm.config import HeadConfig, ModelConfig, build
@@ -18,7 +17,6 @@ from lm.errors import UserError, reading
 from lm.folder import load_model, model_folder
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
-from lm.lab.measures.details import token_counts
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
@@ -39,29 +37,21 @@ class LoadedModel:
     tokenizer: Tokenizer
 
     @cached_property
-    def own_text(self) -> tuple[TextData, np.ndarray]:
-        """The run's text, and how often each token id occurs in what it was trained on. Raises UserError."""
+    def text(self) -> TextData:
+        """The text of the run. Raises UserError if it is not at hand."""
         data, _ = own_data(self.path)
-        return data, token_counts(data.train, self.net.vocab_size)
-
-    @property
-    def counts(self) -> np.ndarray | None:
-        """How often each token id occurs in the training text (V,); None if that text is not at hand."""
-        try:
-            return self.own_text[1]
-        except (UserError, OSError):
-            return None
+        return data
 
 
 def load(name: str, path: Path, classes: Sequence[str] = ()) -> LoadedModel:
-    """The model of a run; while it is trained, that of its newest checkpoint. Raises UserError."""
+    """Return the model of a run, or of its newest checkpoint while the run trains. Raises UserError."""
     checkpoint = checkpoint_to_show(path)
     net, tokenizer = load_model(path, classes) if checkpoint is None else _load_checkpoint(path, checkpoint, classes)
     return LoadedModel(name, path, net.to(best_device()), tokenizer)
 
 
 def checkpoint_to_show(path: Path) -> Path | None:
-    """The newest checkpoint of a run without a result, unless its model/ is newer, as after a stop by a signal."""
+    """Return the newest checkpoint of a run without a result, unless its model/ is newer, as after a signal."""
     newest = next(iter(checkpoints(path / "checkpoints")), None)
     config = path / "model/config.json"
     is_old = newest is not None and config.exists() and newest.stat().st_mtime <= config.stat().st_mtime
@@ -87,7 +77,7 @@ def _load_checkpoint(path: Path, checkpoint: Path, classes: Sequence[str]) -> tu
 
 
 def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Each id with the text that it completes: "" for all but the last token of a character. Joined, it is the text."""
+    """Yield each id with the text that it completes: "" for all but the last token of a character."""
     pending: list[int] = []
 
     def recorded() -> Iterator[int]:
@@ -104,18 +94,18 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int,
 
 
 def label(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone: its text, or its name in the vocabulary."""
+    """Return the text of a token alone, or its name in the vocabulary."""
     text = tokenizer.decode([token])
     return text if text.strip("\ufffd") else tokenizer.backend.id_to_token(token) or ""
 
 
 def same_tokenizer(models: Sequence[LoadedModel]) -> bool:
-    """Whether token ids mean the same in all of these models."""
+    """Return whether token ids mean the same in all of these models."""
     return len({model.tokenizer.hash for model in models}) == 1
 
 
 def described_run(name: str, path: Path) -> dict[str, Any]:
-    """What the list shows of a run, finished or not; `curve` has training tokens, val/loss and val/bpb."""
+    """Return what the list shows of a run, finished or not. A point of `curve` is tokens, val/loss and val/bpb."""
     run = read_run(path, name)
     points: list[list[float | None]] = []
     if run.status != "broken":
@@ -153,7 +143,7 @@ def _has_model(path: Path) -> bool:
 
 
 def described_ablation(folder: Path) -> dict[str, Any]:
-    """The question of an ablation, the verdicts so far and what is left. Raises UserError."""
+    """Return the question of an ablation, the verdicts so far and what is left. Raises UserError."""
     results = read_results(folder)
     counts = results.counts()
     left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
@@ -162,7 +152,7 @@ def described_ablation(folder: Path) -> dict[str, Any]:
         left += [f"still tuned: {', '.join(untuned)}"]
     return {
         "question": results.question.question,
-        "answers": [{"verdict": row.verdict, "statement": row.sentence} for row in results.asked()],
+        "answers": [{"verdict": row.verdict, "sentence": row.sentence} for row in results.asked()],
         "left": "; ".join(left),
         "warnings": [warning.summary for warning in report_warnings(results)],
     }

@@ -1,4 +1,4 @@
-"""The server of the page: it answers this machine alone, bounds what is asked, and lets one model compute at a time.
+"""The server of the page. It answers this machine alone, bounds what is asked, and lets one model compute at a time.
 
 GET / is the page, GET /runs the runs as JSON, GET /report the report of the ablation that they belong to. POST /prompt
 streams a row of JSON per token; the other questions are answered with JSON. A refusal is {"error": LINE} with a status
@@ -23,7 +23,7 @@ from lm.config import build
 from lm.decoding import Sampling
 from lm.errors import DAMAGE, UserError, require, require_seed
 from lm.lab.ablation.folder import is_locked
-from lm.lab.ablation.report import write_report
+from lm.lab.ablation.report import html_report
 from lm.lab.ablation.results import read_results
 from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load
 from lm.lab.look.views import attention, continuations, opening, scored_text
@@ -108,7 +108,7 @@ class _Refusal(Exception):
 
 
 class LookServer(ThreadingHTTPServer):
-    """`places` gives the runs that there are now, by name; `folder` is that of their ablation; `port` 0: a free one."""
+    """`places` gives the runs that there are now, by name. `folder` is their ablation's, if there is one."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class LookServer(ThreadingHTTPServer):
         return {"runs": rows, "ablation": ablation}
 
     def _status(self, name: str, path: Path, stamp: Any) -> str:
-        """Whether an unfinished run is being trained.
+        """Return whether an unfinished run is being trained.
 
         A stopped run is asked only once until its files change: a process that begins to train it needs the lock.
         """
@@ -156,11 +156,10 @@ class LookServer(ThreadingHTTPServer):
         return "running"
 
     def report(self, folder: Path) -> bytes:
-        """The report of the ablation as it is now, with a link back."""
-        with self.lock, suppress(OSError):  # of a folder that cannot be written to: what is there is shown
-            write_report(read_results(folder))
-        page = (folder / "report.html").read_bytes()
-        return page.replace(b"<main>", b'<main><nav><a href="/#runs">Look at its runs</a></nav>', 1)
+        """Return the report of the ablation as it is now, with a link back."""
+        with self.lock:
+            page = html_report(read_results(folder))
+        return page.replace("<main>", '<main><nav><a href="/#runs">Look at its runs</a></nav>', 1).encode()
 
     def models(self, names: list[str]) -> list[LoadedModel]:
         places = self.places()
@@ -170,14 +169,14 @@ class LookServer(ThreadingHTTPServer):
 
 
 def _stamp(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """What changes when one of these files does."""
+    """Return a value that changes when one of these files does."""
     stats = (path.stat() for name in names if (path := folder / name).exists())
     return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
 @lru_cache(maxsize=1)
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy under which no script but its own counts."""
+    """Return the page, and a policy under which only its own script runs."""
     text = render("look.html.j2", title="Look at runs")
     policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
     for tag in ("style", "script"):
@@ -198,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def _answer(self, respond: Callable[[], None]) -> None:
-        """Every error ends here, as a line."""
+        """Respond, and turn every error into a line."""
         self.streaming = False
         try:
             self._check_origin()
@@ -214,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(500, f"a fault of the program: {type(error).__name__}; its terminal shows more")
 
     def _check_origin(self) -> None:
-        """A page of another site may send requests here, under a name of its own or from its own origin."""
+        """Refuse the requests of pages of other sites, which may come under a name of theirs or from their origin."""
         hosts = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
         if (host := self.headers.get("Host")) not in hosts:
             raise _Refusal(403, f"Host: {host}: expected {hosts[0]}")
@@ -276,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._row({"end": f"stopped after {MAX_SECONDS} seconds"})
 
     def _row(self, row: Any) -> None:
-        """A line of a stream, which opens with the first one: until then, a refusal has a status of its own."""
+        """Send a line of a stream. The first line opens the stream: until then, a refusal has a status of its own."""
         if not self.streaming:
             self._head(200, "application/x-ndjson")
         self.streaming = True
@@ -303,4 +302,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """A line for each request would hide what matters."""
+        """Log nothing: a line for each request would hide what matters."""

@@ -17,7 +17,6 @@ from lm.data.batches import IGNORED
 from lm.decoding import Sampling, decode
 from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
-from lm.lab.measures.details import NLLByTarget, by_frequency
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Attention, Transformer
 from lm.scoring import evaluate
@@ -33,7 +32,7 @@ CANDIDATES = 5
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class _Forced(Sampling):
-    """Takes these tokens first, and samples when there are none left."""
+    """Take these tokens first, and sample when there are none left."""
 
     tokens: deque[int]
 
@@ -50,7 +49,7 @@ def continuations(
     forced: Sequence[int] = (),
     of: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each new token, of the models in turn: its text, its rank, its lead, the likeliest tokens.
+    """Yield a row for each new token of the models in turn: its text, its rank, its lead, the likeliest tokens.
 
     `rank` is 1 for the largest logit. `lead` is the token's logit minus that of the best other one, below 0 where it
     was drawn although another is likelier. Both are read off the raw logits: there is no softmax. `forced` are tokens
@@ -64,7 +63,6 @@ def continuations(
     prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
     text = models[of].tokenizer.decode(forced)
     own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
-    yield {"same_tokenizer": same_tokenizer(models)}
     streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
         for i in [*streams]:
@@ -123,7 +121,7 @@ class _LossByToken:
 
 
 def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
-    """The loss of each token but the first, in nats, in windows as `evaluate` takes them. Raises UserError."""
+    """Return the loss in nats of each token but the first, in the windows of `evaluate`. Raises UserError."""
     measure = _LossByToken()
     evaluate(model.net, np.array(ids), model.net.seq_len, measures=[measure])
     require(len(measure.losses) == len(ids) - 1, f"run={model.name}", "a model whose losses are numbers")
@@ -131,7 +129,7 @@ def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
 
 
 def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> dict[str, Any]:
-    """The tokens of a text with the losses of one or two models, and these by the frequency of the token.
+    """Return the tokens of a text with the losses of one or two models.
 
     An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The token that only
     begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no difference.
@@ -142,14 +140,12 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
         require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
     else:
-        validation, length = first.own_text[0].val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
+        validation, length = first.text.val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         ids = validation[passage * length : (passage + 1) * length + 1].tolist()
     pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:])]
     losses = [token_losses(model, ids) for model in models]
-    targets, counts = np.array(ids[1:]), first.counts
-    is_text = targets != first.tokenizer.unscored
     return {
         "n_passages": n_passages,
         "n_bytes": sum(len(piece.encode()) for piece in pieces),
@@ -158,20 +154,11 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
                 "text": piece,
                 "label": label(first.tokenizer, token),
                 "losses": [float(values[i]) for values in losses],
-                "count": None if counts is None else int(counts[token]),
             }
             for i, (token, piece) in enumerate(zip(ids[1:], pieces, strict=True))
-            if is_text[i]
+            if token != first.tokenizer.unscored
         ],
-        "bands": [] if counts is None else [_bands(counts, targets[is_text], values[is_text]) for values in losses],
     }
-
-
-def _bands(counts: np.ndarray, ids: np.ndarray, losses: np.ndarray) -> list[dict[str, float]]:
-    """The mean losses of the tokens (n,) in each band of frequency in the training text, the most frequent first."""
-    nll = NLLByTarget(len(counts))
-    nll.total_nll[:], nll.counts[:] = np.bincount(ids, losses, len(counts)), np.bincount(ids, minlength=len(counts))
-    return by_frequency(nll, counts)
 
 
 # --- attention
@@ -179,7 +166,7 @@ def _bands(counts: np.ndarray, ids: np.ndarray, losses: np.ndarray) -> list[dict
 
 @torch.no_grad()
 def attention_weights(net: Transformer, ids: Sequence[int], position: int) -> Tensor:
-    """The weights of each head at a position over it and those before, (L, H, S), from the q and k of each layer."""
+    """Return the attention weights of each head at a position, (L, H, S), computed from q and k as the model does."""
     rows: list[Tensor] = []
 
     def observe(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -204,7 +191,7 @@ def attention_weights(net: Transformer, ids: Sequence[int], position: int) -> Te
 
 
 def attention(model: LoadedModel, text: str, position: int | None = None) -> dict[str, Any]:
-    """The tokens of a text, of the end of it if it is longer than the context, and the attention weights at one."""
+    """Return the tokens of a text, its end if it is longer than the context, and the attention weights at one."""
     tokenizer, length = model.tokenizer, model.net.seq_len
     ids = [tokenizer.begin, *tokenizer.encode(text)][-length:]
     position = len(ids) - 1 if position is None else position
@@ -228,6 +215,6 @@ def opening(model: LoadedModel) -> dict[str, str]:
     """Return a line of the run's validation text to continue, and the beginning of that text."""
     ids, prompt = [model.tokenizer.begin], ""
     with suppress(UserError, OSError):
-        ids = model.own_text[0].val[:2000].tolist()
-        prompt = next(iter(validation_prompts(model.own_text[0])), model.tokenizer.decode(ids[:32]).strip())
+        ids = model.text.val[:2000].tolist()
+        prompt = next(iter(validation_prompts(model.text)), model.tokenizer.decode(ids[:32]).strip())
     return {"prompt": prompt, "text": model.tokenizer.decode(ids[:48])}

@@ -16,11 +16,12 @@ from markupsafe import Markup
 
 from lm.system.terminal import NO_VALUE, fixed, printable, signed
 
+LAB = Path(__file__).parents[1]
 NBSP = "\N{NO-BREAK SPACE}"
 
 
 def render(template: str, **context: Any) -> str:
-    """The text of a template of lm/lab/report/templates. What cannot be written as UTF-8 becomes a question mark."""
+    """Return the text of a template of the lab. What cannot be written as UTF-8 becomes a question mark."""
     return _environment().get_template(template).render(**context).encode(errors="replace").decode()
 
 
@@ -32,7 +33,7 @@ def script_hash(content: str) -> str:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader([LAB / folder for folder in ("report/templates", "look/page", "formats/templates")]),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=StrictUndefined,
         finalize=_visible,

@@ -1,0 +1,112 @@
+// The page: its four views, the models that it shows, and what begins when something is pressed.
+
+const VIEWS = ["prompt", "attention", "text", "runs"];
+const ANSWERS = { prompt: continuePrompt, attention: showAttention, text: scoreText };
+const answered = new Set(); // views that show the answer for the chosen models
+const [startView, ...startWords] = location.hash.slice(1).split("&");
+const startModels = new URLSearchParams(startWords.join("&"));
+
+async function ask(view) {
+  const form = $(`${view}-form`);
+  $("message").textContent = "";
+  form.ariaBusy = "true";
+  answered.add(view);
+  try {
+    await ANSWERS[view](form);
+  } catch (error) {
+    if (error.name !== "AbortError") $("message").textContent = error.message;
+  }
+  form.ariaBusy = "false";
+}
+
+const currentView = () => VIEWS.find((name) => !$(name).hidden);
+
+function show(view) {
+  VIEWS.forEach((name) => {
+    $(name).hidden = name !== view;
+    $(`tab-${name}`).ariaSelected = String(name === view);
+    $(`tab-${name}`).tabIndex = name === view ? 0 : -1;
+  });
+  if (view === "runs") drawRuns();
+  else if (!answered.has(view) && chosenModels().length) ask(view);
+  keepAddress();
+}
+
+function keepAddress() {
+  const models = new URLSearchParams({ first: $("first").value, second: $("second").value });
+  history.replaceState(null, "", `#${currentView()}&${models}`);
+}
+
+// --- the models
+
+// Offer these models. A choice stays as long as its model is there; of two runs, both are chosen at first.
+function offerModels(names, isAblation) {
+  const isFirst = !$("second").options.length;
+  const offered = [...$("first").options].map((option) => option.value);
+  if (!isFirst && names.join("\n") === offered.join("\n")) return;
+  const start = { first: startModels.get("first"), second: startModels.get("second") ?? (names.length === 2 ? names[1] : "") };
+  const before = isFirst ? start : { first: $("first").value, second: $("second").value };
+  const options = () => names.map((name) => el("option", { value: name, title: name }, short(name)));
+  $("first").replaceChildren(...options());
+  $("second").replaceChildren(el("option", { value: "" }, "none"), ...options());
+  if (names.includes(before.first)) $("first").value = before.first;
+  $("second").value = names.includes(before.second) ? before.second : "";
+  if (isFirst) open(names.length && !isAblation ? "prompt" : "runs");
+  else if (before.first !== $("first").value) changeModels();
+}
+
+function changeModels() {
+  answered.clear();
+  branch.clear();
+  if (currentView() && currentView() !== "runs") show(currentView());
+  else keepAddress();
+}
+
+// Open the page with something on it: a line of the validation text, continued.
+async function open(usual) {
+  const view = VIEWS.includes(startView) ? startView : usual;
+  if (chosenModels().length) {
+    $("message").textContent = "Reading the validation text of the run";
+    $(view).hidden = false;
+    try {
+      const { prompt, text } = await (await post("/opening", { runs: chosenModels() })).json();
+      $("prompt-form").elements.prompt.value ||= prompt;
+      $("attention-form").elements.text.value ||= text;
+      $("message").textContent = "";
+    } catch (error) {
+      $("message").textContent = error.message;
+    }
+  }
+  show(view);
+}
+
+// --- what is pressed
+
+roving(document.querySelector("[role=tablist]"), "[role=tab]", ["ArrowLeft", "ArrowRight"]);
+VIEWS.forEach((name) => {
+  $(`tab-${name}`).addEventListener("click", () => show(name));
+  $(`tab-${name}`).addEventListener("focus", () => currentView() && show(name));
+});
+Object.keys(ANSWERS).forEach((view) => {
+  const form = $(`${view}-form`);
+  form.addEventListener("keydown", (event) => event.ctrlKey && event.key === "Enter" && form.requestSubmit());
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (view === "prompt") branch.clear();
+    ask(view);
+  });
+});
+["first", "second"].forEach((id) => $(id).addEventListener("change", changeModels));
+$("stop").addEventListener("click", () => stream.abort());
+$("back").addEventListener("click", () => {
+  branch.takeBack();
+  ask("prompt");
+});
+$("next").addEventListener("click", () => {
+  $("text-form").elements.passage.valueAsNumber += 1;
+  ask("text");
+});
+$("text-colour").addEventListener("change", paintText);
+addEventListener("resize", () => !$("runs").hidden && drawRuns());
+addEventListener("hashchange", () => location.reload()); // another address was typed: keepAddress causes no event
+poll();

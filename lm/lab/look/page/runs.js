@@ -1,0 +1,92 @@
+// Runs: the list and the curves of the runs, read again every two seconds, and the ablation that asked for them.
+
+const POLL = 2000; // milliseconds
+const GONE = "The program does not answer; it may have been ended in its terminal.";
+
+async function poll() {
+  try {
+    const response = document.hidden ? null : await fetch("/runs");
+    const text = await response?.text();
+    if ($("message").textContent === GONE) $("message").textContent = "";
+    if (response && !response.ok) $("message").textContent = JSON.parse(text).error;
+    else if (text && text !== poll.before) listRuns(JSON.parse(text));
+    poll.before = text ?? poll.before;
+  } catch (error) {
+    $("message").textContent = error instanceof TypeError ? GONE : error.message;
+  }
+  setTimeout(poll, POLL);
+}
+
+function listRuns(answer) {
+  runs = answer.runs;
+  labels = shortened(runs.map((run) => run.name));
+  $("ablation").replaceChildren(...(answer.ablation ? ablationSummary(answer.ablation) : []));
+  offerModels(runs.filter((run) => run.has_model).map((run) => run.name), Boolean(answer.ablation));
+  if (!$("runs").hidden) drawRuns();
+}
+
+function drawRuns() {
+  const focused = document.activeElement?.id;
+  const texts = [...new Set(runs.map((run) => run.data_hash))];
+  const groups = texts.flatMap((text) => runGroup(runs.filter((run) => run.data_hash === text), texts.length > 1));
+  const none = el("p", {}, "There are no runs yet. Train one: lm-lab train my.txt");
+  $("list").replaceChildren(...(runs.length ? groups : [none]));
+  if (focused) $(focused)?.focus();
+}
+
+// The runs of one text: their curves, in bits per byte if their tokenizers differ, and a row for each run.
+function runGroup(group, isOneOfSeveral) {
+  const tokenizers = new Set(group.filter((run) => run.curve.length).map((run) => run.tokenizer_hash));
+  const [column, unit] = tokenizers.size > 1 ? [2, "bits per byte"] : [1, "nats per token"];
+  const points = (run) => run.curve.map((point) => [point[0], point[column]]).filter((point) => point[1] !== null);
+  const curves = group.map((run) => ({ ...run, points: points(run) })).filter((run) => run.points.length);
+  const width = Math.max(320, $("list").clientWidth);
+  const axes = { title: "Validation loss of the runs", y: `validation loss, ${unit}`, width };
+  const table = el("table", {}, tableHead(), ...group.map(runRow));
+  return [
+    ...(isOneOfSeveral && group[0].text ? [el("h2", {}, `Text: ${group[0].text}`)] : []),
+    ...(curves.length ? [chart(curves, axes)] : []),
+    el("div", { className: "scroll", tabIndex: 0 }, table),
+  ];
+}
+
+function tableHead() {
+  const numbers = ["bits per byte", "val loss", "parameters"];
+  const head = ["run", "", "bits per byte", "val loss", "status", "parameters"];
+  return el("tr", {}, ...head.map((text) => el("th", { className: numbers.includes(text) ? "number" : "" }, text)));
+}
+
+function runRow({ name, status, note, has_model, val_loss, val_bpb, n_params }) {
+  const button = (text, select) => {
+    const title = has_model ? "" : "It has no model and no checkpoint yet";
+    const onclick = () => {
+      $(select).value = name;
+      changeModels();
+      show("prompt");
+    };
+    return el("button", { id: `${select} ${name}`, disabled: !has_model, title, ariaLabel: `${text} ${name}`, onclick }, text);
+  };
+  const number = (text) => el("td", { className: "number" }, text);
+  return el(
+    "tr",
+    {},
+    el("td", { className: "name", title: name }, swatch(name), short(name)),
+    el("td", {}, button("Open", "first"), button("Beside", "second")),
+    number(fixed(val_bpb, 4)),
+    number(fixed(val_loss, 4)),
+    el("td", {}, note ? `${status}: ${note}` : status),
+    number(n_params ? grouped(n_params) : ""),
+  );
+}
+
+function ablationSummary({ question, answers, left, warnings }) {
+  const statement = ({ verdict, sentence }) => {
+    const [head, ...rest] = sentence.split(":");
+    return el("p", {}, el("strong", { className: verdict }, rest.length ? `${head}:` : head), rest.join(":"));
+  };
+  const link = el("a", { href: "/report" }, "The whole report");
+  const state = el("p", { className: "soft" }, `${left}. `, link);
+  const list = el("ul", { className: "warnings" }, ...warnings.map((text) => el("li", {}, text)));
+  const answer = el("div", { className: "answer" }, ...answers.map(statement), state);
+  return [el("h2", {}, question), answer, ...(warnings.length ? [list] : [])];
+}
