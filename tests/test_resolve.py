@@ -97,13 +97,14 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
-    assert resolve(CPU, 257).threads == 3
+    for value, threads in {" 1,2": 1, "1000": cores()}.items():  # a host may have more cores than a container
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert resolve(CPU, 257).threads == threads
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert 1 <= (resolve(CPU, 257).threads or 0) <= (os.cpu_count() or 1)
     with pytest.raises(UserError, match=r"^threads=100000: "):
         resolve(replace(CPU, threads=100_000), 257)
-    for value in ("0", "two", "100000"):
+    for value in ("0", "two", "²"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         with pytest.raises(UserError, match=f"^OMP_NUM_THREADS={value}: "):
             count_threads(None)

@@ -106,7 +106,8 @@ MISTAKES = {
     "": "has the columns none: expected arm, seed, value with commas",
     "arm,seed,value\n": "column arm: has no value",
     ROWS.replace("value", "loss"): "has the columns arm, seed, loss",
-    ROWS.replace(",", ";"): "has the columns arm;seed;value: expected arm, seed, value with commas",
+    ROWS.replace(",", ";"): "its fields end in semicolons; expected commas, and a point in decimals",
+    "arm;seed;value\na;0;0,51\n": "its fields end in semicolons",
     "arm,seed,value,value\n": "each once",
     ROWS + 'b,3,"1': "CSV",
     "arm,seed,value\na,0,1\nb,0,1\n": "column seed: 1 of a",
@@ -132,6 +133,17 @@ def test_rows_are_read_however_their_file_is_written(command: Command, tmp_path:
         (tmp_path / "x.csv").write_bytes(given.encode())
         table = command("report", f"rows={tmp_path}/x.csv", "baseline=a")[1]
         assert "b is better than a: -0.0967 in value" in table or "c against a is undecided" in table
+
+
+def test_na_is_a_run_that_diverged_and_a_letter_is_one_however_it_is_stored() -> None:
+    frame = pd.DataFrame([(arm, seed, value) for arm in ("ré", "b") for seed, value in enumerate((1.0, 1.2, 1.1))])
+    frame = frame.set_axis(["arm", "seed", "value"], axis=1).astype({"value": object})
+    frame.loc[1, "arm"] = "re\u0301"
+    frame.loc[5, "value"] = "NA"
+    answer = judge(frame, baseline="re\u0301")
+    assert answer.contrasts["arm"].tolist() == ["b"]
+    assert answer.contrasts["n_seeds"].tolist() == [2]
+    assert "b diverged at 1 of 3 seeds" in answer.sentence
 
 
 def test_a_report_of_rows_overwrites_nothing_of_others(command: Callable[..., Outcome], tmp_path: Path) -> None:

@@ -272,6 +272,34 @@ def test_json_lines_of_another_ending_are_noticed(tmp_path: Path, caplog: pytest
     assert "looks like a table; data=json" in caplog.text
 
 
+def test_a_web_page_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.txt").write_text("\n<!DOCTYPE html>\n<html><p>Some text")
+    prepare(DataConfig(source="text", path=f"{tmp_path}/t.txt", seq_len=1), BYTE)
+    assert "looks like a web page" in caplog.text
+
+
+@pytest.mark.parametrize("content", ['{"text": "a"}\n{"text": "b", "text": "c"}', '[{"n": 1, "text": "b", "n": 2}]'])
+def test_a_key_that_is_there_twice_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+    message = refusal("json", tmp_path / "t.jsonl")
+    assert "an object has the key" in message
+    assert ("line 2: " in message) == (content[0] == "{")
+
+
+def test_strings_of_parquet_that_are_stored_as_bytes_are_utf_8(tmp_path: Path) -> None:
+    pa.parquet.write_table(
+        pa.table({"text": pa.array(["é".encode(), None, b"b"], pa.binary())}), tmp_path / "t.parquet"
+    )
+    assert [text for _, text in load("parquet", tmp_path / "t.parquet")] == ["é", "b"]
+    pa.parquet.write_table(pa.table({"text": pa.array([b"\xff"], pa.binary())}), tmp_path / "t.parquet")
+    assert "row 0 holds bytes that are not UTF-8" in refusal("parquet", tmp_path / "t.parquet")
+
+
+def test_rows_that_are_lines_end_in_a_line_break(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in ("a", "", "b\n", "c")))
+    assert [text for _, text in load("json", tmp_path / "t.jsonl", rows="lines")] == ["a\n", "b\n", "c\n"]
+
+
 def test_a_row_that_is_no_string_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     """And the rows before it are not changed. They fill more than a block."""
     texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]
@@ -325,6 +353,14 @@ def test_an_address_is_downloaded_once_and_needs_no_network_afterwards(server: h
     server.fault = lambda path: None
     with pytest.raises(UserError, match=r"downloaded to .*/cache/.*\.txt\): has .*data\.sha256="):
         prepare(replace(config, sha256="0" * 64), BYTE)
+
+
+@pytest.mark.parametrize("name", ["some.txt.gz", "some.txt"])
+def test_a_file_may_be_sent_with_an_encoding(name: str, server: hub.Hub) -> None:
+    """Of a file that is compressed itself, a server may say that its content has this encoding."""
+    server.commit("owner/files", {name: gzip.compress(b"the text\n")})
+    server.encoding = "gzip"
+    assert load("text", f"{server.address}{FILES}/{name}") == [("", "the text\n")]
 
 
 def test_a_download_that_breaks_off_is_not_taken_for_the_file(server: hub.Hub) -> None:

@@ -104,10 +104,15 @@ class TextFiles:
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
 
 
-def warn_of_tables(sources: Iterable[Source]) -> None:
-    """Warn of each plain text that looks like a table."""
+def warn_of_other_formats(sources: Iterable[Source]) -> None:
+    """Warn of each plain text that looks like a table or a web page, whose marks would be learned as text."""
     for source in sources:
-        if isinstance(source, TextFiles) and (kind := _looks_like_a_table([*source.files.values()])):
+        if not isinstance(source, TextFiles):
+            continue
+        kind = _looks_like([*source.files.values()])
+        if kind == "html":
+            log.warning("%s: looks like a web page, whose marks are part of the text", source.place)
+        elif kind is not None:
             log.warning("%s: looks like a table; data=%s reads the text in a column of it", source.place, kind)
 
 
@@ -125,14 +130,17 @@ def state_of(files: Names, limit: float = inf) -> str:
     return json_sha256(states)
 
 
-def _looks_like_a_table(files: list[Path]) -> str | None:
-    """Return the kind of table that files hold by their endings, or by how the first file begins."""
+def _looks_like(files: list[Path]) -> str | None:
+    """Return the kind of table that files hold by their endings, or what the first file is by its first bytes."""
     for kind in ("json", "csv", "parquet"):
         if all(ending(file) in ENDINGS[kind] for file in files):
             return kind
     with suppress(Exception), open_file(files[0]) as content:  # what is wrong is said when the file is read
-        if content.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'{"'):
+        begin = content.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        if begin.startswith(b'{"'):
             return "json"
+        if begin.startswith((b"<!doctype html", b"<html")):
+            return "html"
     return None
 
 

@@ -21,14 +21,14 @@ import xxhash
 
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
-from lm.data.sources import Source, open_source, open_sources, warn_of_tables
+from lm.data.sources import Source, open_source, open_sources, warn_of_other_formats
 from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
 from lm.registry import load
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
-FORMAT = 11  # version of the folder; a new version builds all folders again
+FORMAT = 12  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens; validation tokens searched in them
@@ -86,7 +86,7 @@ def prepare(
     `downloads`: whether a text of the Hub may be downloaded, if its tokens do not exist.
     """
     sources = open_sources(config)
-    warn_of_tables(sources)
+    warn_of_other_formats(sources)
     states = [source.state() for source in sources]
     held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, "states": states}
@@ -133,7 +133,7 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
     """Return the tokens (n,) of a whole text, mapped from a file without a name, and the bytes of the text."""
     with _cache_folder(config.cache / "tokens") as scratch:
         source = open_source(config)
-        warn_of_tables([source])
+        warn_of_other_formats([source])
         text = _read(source, scratch / "text", config, quiet)
         _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
         return mapped(scratch / "ids", tokenizer.dtype), text.size

@@ -39,13 +39,17 @@ def cpu_name() -> str:
 def count_threads(threads: int | None) -> int:
     """Return the number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    Raises UserError if this is not a number from 1 to 8 times the number of cores: with many more threads, torch stalls
-    or crashes.
+    OMP_NUM_THREADS may have been set for a host with more cores, so it counts up to the number of cores. Raises
+    UserError for `threads` above 8 times the number of cores, with which torch stalls or crashes.
     """
-    text, limit = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0], 8 * cores()
-    key = "threads" if threads else "OMP_NUM_THREADS"
-    require(text.isdigit() and 1 <= int(text) <= limit, f"{key}={text}", f"a number of threads from 1 to {limit}")
-    return int(text)
+    if threads:
+        limit = 8 * cores()
+        require(1 <= threads <= limit, f"threads={threads}", f"a number of threads from 1 to {limit}")
+        return threads
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    is_number = text.isascii() and text.isdigit() and int(text) > 0
+    require(is_number or not text, f"OMP_NUM_THREADS={text}", "a number of threads, 1 or more")
+    return min(int(text), cores()) if text else cores()
 
 
 def busy() -> str:

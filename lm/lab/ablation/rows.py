@@ -1,12 +1,13 @@
 """A verdict on the numbers of any program: rows of arm, seed and value are an ablation of which nothing else is known.
 
-A value that is not finite, or empty, is a run that diverged; so is one whose square is not finite. Rows of a seed
+A value that is not finite, empty, or NA is a run that diverged; so is one whose square is not finite. Rows of a seed
 that makes no pair are left out.
 """
 
 import csv
 import math
 import os
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ def read_rows(path: Path) -> pd.DataFrame:
     with reading(path, "CSV in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, skipinitialspace=True, strict=True)
         names = [name.strip() for name in next(lines, [])]
+        if len(names) == 1 and ";" in names[0]:
+            raise UserError("its fields end in semicolons; expected commas, and a point in decimals")
         rows = {f"line {lines.line_num}": fields for fields in lines if fields}
         for line, fields in rows.items():
             require(len(fields) == len(names), f"{line}: has {len(fields)} fields", f"{len(names)}, as the header has")
@@ -52,7 +55,7 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
     for place, arm, seed, value in given[[*KINDS]].itertuples(name=None):
         with error_prefix(str(place) if isinstance(place, str) else f"row {place}"):
             require(not pd.isna(arm) and str(arm).strip() != "", f"arm={arm}", "a name")
-            run = str(arm).strip(), _whole(seed)
+            run = unicodedata.normalize("NFC", str(arm)).strip(), _whole(seed)  # é is one letter, however it is stored
             require(run not in places, f"arm={arm} seed={seed}: is there twice, before in {places.get(run)}", "once")
             places[run] = place
             rows.append((*run, _number(value)))
@@ -69,7 +72,7 @@ def _whole(seed: Any) -> int:
 
 def _number(value: Any) -> float:
     try:
-        return math.nan if pd.isna(value) or not str(value).strip() else float(_plain(value))
+        return math.nan if pd.isna(value) or str(value).strip() in ("", "NA") else float(_plain(value))
     except (ValueError, TypeError):
         raise UserError(f"value={value}: expected a number, or nan of a run that diverged") from None
 
@@ -89,7 +92,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     arms = [*dict.fromkeys(rows["arm"])]
     require(len(arms) > 1, f"column arm: has {', '.join(arms) or 'no value'}", "two names or more")
     require(baseline is not None or len(arms) == 2, "baseline: not given", f"one of {', '.join(arms)}")
-    baseline = arms[0] if baseline is None else baseline
+    baseline = arms[0] if baseline is None else unicodedata.normalize("NFC", baseline)
     require(baseline in arms, f"baseline={baseline}: no such arm", f"one of {', '.join(arms)}")
     require(margin is None or 0 < margin < math.inf, f"margin={margin}", "more than 0, in the unit of the values")
     of_baseline = rows["arm"] == baseline

@@ -73,4 +73,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
     if not url.startswith(HTTP):
         return fsspec.url_to_fs(url)
     timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
-    return fsspec.url_to_fs(url, client_kwargs={"timeout": timeout})
+    # Some servers send a file NAME.gz as the encoding of NAME, which aiohttp would decode.
+    is_compressed = os.path.splitext(url.partition("?")[0].lower())[1] in COMPRESSED
+    return fsspec.url_to_fs(url, client_kwargs={"timeout": timeout, "auto_decompress": not is_compressed})

@@ -35,18 +35,27 @@ class Table:
         kind, column = self.config.source, self.config.column
         with reading_from(self.place, kind):
             cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
-            yield from documents_of(cells, column)
+            yield from documents_of(cells, self.config)
 
 
-def documents_of(cells: Iterable[Any], column: str) -> Documents:
-    """Yield a document for each cell, empty if the cell is null. Raises UserError for any other that is no string."""
+def documents_of(cells: Iterable[Any], config: DataConfig) -> Documents:
+    """Yield a document for each cell, empty if the cell is null. With data.rows=lines a row ends in a line break.
+
+    Bytes are read as UTF-8, because some writers of Parquet store strings as bytes. Raises UserError for a cell that is
+    no text.
+    """
     for number, cell in enumerate(cells):
-        if cell is not None and not isinstance(cell, str):
-            raise UserError(f"data.column={column}: row {number} holds {cell!s:.40}, not a string")
+        place = f"data.column={config.column}: row {number} holds"
+        if not isinstance(cell, str | bytes | None):
+            raise UserError(f"{place} {cell!s:.40}, not a string")
         try:
-            yield f"row {number}", [(cell or "").encode()]
+            text = cell.decode() if isinstance(cell, bytes) else cell or ""
+            line_end = "\n" if config.rows == "lines" and text and not text.endswith("\n") else ""
+            yield f"row {number}", [(text + line_end).encode()]
+        except UnicodeDecodeError as error:
+            raise UserError(f"{place} bytes that are not UTF-8 ({error.reason})") from error
         except UnicodeEncodeError as error:
-            raise UserError(f"data.column={column}: row {number} holds half a character ({error.reason})") from error
+            raise UserError(f"{place} half a character ({error.reason})") from error
 
 
 def cells_in(file: Path | str, kind: str, column: str) -> Iterator[Any]:
@@ -75,14 +84,25 @@ def _json_rows(file: Path | str, column: str) -> Rows:
     with open_anywhere(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
         if is_list:
-            yield from json.load(content)
+            yield from json.load(content, object_pairs_hook=_object)
             return
         for number, line in enumerate(content, 1):
             try:
                 if line.strip():
-                    yield json.loads(line)
+                    yield json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
                 raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
+            except ValueError as error:
+                raise UserError(f"{file}: line {number}: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for a key that is there twice: nothing says which value counts."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key in content if sum(key == name for name, _ in pairs) > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return content
 
 
 def _csv_rows(file: Path | str, column: str) -> Rows:
