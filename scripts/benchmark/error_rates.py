@@ -2,6 +2,7 @@
 
     python scripts/benchmark/error_rates.py csv=FILE [repetitions=400]    tuned arms, half an hour on one core
     python scripts/benchmark/error_rates.py table=FILE [plot=FILE.svg]    the table of a CSV file
+    python scripts/benchmark/error_rates.py real=DIR     seeds of a finished tuned ablation, drawn again and again
     python scripts/benchmark/error_rates.py looks    planned looks
     python scripts/benchmark/error_rates.py text    a validation text for each pair, and one for all
 
@@ -25,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from lm.lab.ablation.judge import ALPHA, paired_test
+from lm.lab.ablation.results import read_results
 from lm.lab.ablation.tuning import LADDER, LEAST, PILOT_SEEDS, lowest_point, near_lowest, pilot
 
 SHAPES = ("quadratic", "lopsided", "cliff", "soft cliff", "spikes", "skewed noise")
@@ -220,6 +222,33 @@ def plot(path: Path, image: Path) -> None:
     figure.savefig(image, metadata={"Date": None})
 
 
+def real(folder: Path, repetitions: int = 4000) -> str:
+    """Return how often an arm gets a verdict against itself, by curves of real runs.
+
+    Each time two groups of seeds of one tuned arm are drawn, without a seed in both. The loss of a seed is taken minus
+    the mean of the seed over the arms, because pairs of an ablation share the text of their seed.
+    """
+    losses = {arm: ladder.losses for arm, ladder in read_results(folder).ladders.items()}
+    of_seeds = pd.concat([table.mean(axis=1) for table in losses.values()], axis=1).mean(axis=1)
+    lines = ["| arm | best factor | sd of a run | seeds | false verdicts | coverage |"]
+    lines += ["| --- | ---: | ---: | ---: | --- | --- |"]
+    for arm, table in losses.items():
+        random = np.random.default_rng(0)
+        curves, x = table.sub(of_seeds, axis=0).dropna().to_numpy(), np.log2(table.columns.to_numpy(float))
+        best, sd = 2 ** lowest_point(x, curves.mean(axis=0)).best, float(curves.std(axis=0, ddof=1).mean())
+        for n in (n for n in SEEDS if 2 * n <= len(curves)):
+            wrong, covered = 0, 0
+            for _ in range(repetitions):
+                chosen = random.permutation(len(curves))[: 2 * n]
+                (first, down), (second, up) = scores(x, curves[chosen[:n]]), scores(x, curves[chosen[n:]])
+                test = paired_test([*(first - second)], None, down, up)
+                wrong += (test.p or 1) <= ALPHA
+                covered += test.low <= 0 <= test.high
+            rates = f"{wrong / repetitions:.3f} | {covered / repetitions:.3f}"
+            lines.append(f"| {arm} | {best:.2f} | {sd:.4f} | {n} | {rates} |")
+    return "\n".join(lines)
+
+
 def looks(repetitions: int = 4000) -> str:
     """Return for plans of looks how often equal arms get a verdict at any look, and the power beside one look."""
     lines = ["| looks | level | false verdicts | false equivalence | power | of one look |"]
@@ -277,6 +306,8 @@ def main(arguments: list[str]) -> None:
         print(table(Path(options["table"])))
         if "plot" in options:
             plot(Path(options["table"]), Path(options["plot"]))
+    elif "real" in options:
+        print(real(Path(options["real"])))
     elif "csv" in options:
         write(Path(options["csv"]), int(options.get("repetitions", 400)))
     else:
