@@ -143,6 +143,16 @@ def question_of(name: str, rows: list[dict[str, Any]], table: pd.DataFrame) -> t
 
 
 @pytest.mark.slow
+def test_a_tuned_study_is_judged_anew_from_its_rows() -> None:
+    """The page states the sentence that its rows give, and the mean loss at each factor."""
+    page = (DOCS / "heads.md").read_text()
+    assert contrasts(DOCS / "heads")["sentence"].item() in " ".join(page.replace("**", "").split())
+    for arm, own in reported("heads").groupby("arm"):
+        (line,) = re.findall(rf"^\| {arm} \|.*", page, re.MULTILINE)
+        shown = [float(cell) for cell in re.findall(r"\d\.\d{3}", line)]
+        assert shown == own.groupby("factor")["val_loss"].mean().round(3).tolist()
+
+
 def test_what_pairs_save_is_what_the_rows_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs/statistics.md").read_text()

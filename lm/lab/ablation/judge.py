@@ -164,7 +164,7 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
     )
     if len(losses) > 1:
         down = sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight > 0)
-        up = -sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight < 0)
+        up = sum(-weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight < 0)
         test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha)
         contrast.sd, contrast.p, contrast.p_equivalent = test.sd, test.p, test.p_equivalent
         contrast.ci_low, contrast.ci_high = sorted((sign * test.low, sign * test.high))
