@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import as_nobody, small_disk
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -121,6 +121,8 @@ def test_the_documents_of_lowest_hash_are_held_out_up_to_the_limit(names: list[s
     pairs = [(name, f"{'x' * (i % 7)} {name}") for i, name in enumerate(names)]  # all different
     whole = stored(folder, pairs)
     plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
+    assume(not plain[3])  # else a document is cut, as the next test says
+    assume(limit > plain[1].n_bytes or not limited[3])
     ranked = [text for _, text in sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])]
     sizes = list(itertools.accumulate(len(text.encode()) for text in ranked))
     sides = [texts(part) for part in plain[:2]]
@@ -147,14 +149,16 @@ LETTERS = st.lists(st.tuples(st.sampled_from(["a", "é", "日", "🎉"]), st.int
 
 @given(letters=LETTERS, fraction=st.sampled_from([0.01, 0.1, 0.3]), limit=st.sampled_from([None, 4, 100]))
 @settings(deadline=None, max_examples=50)
-def test_of_documents_far_beyond_the_fraction_the_last_one_is_cut(
+def test_of_documents_far_from_the_fraction_the_last_one_is_cut(
     letters: list[tuple[str, int]], fraction: float, limit: int | None, folder: Path
 ) -> None:
     pairs = [(str(i), f"{i}{letter * n}") for i, (letter, n) in enumerate(letters)]
     whole = stored(folder, pairs)
     train, val, data_hash, share = split(whole, fraction, limit)
-    assert share == 0 or share > 2 * fraction
-    assert 0 < val.n_bytes <= max((1 if share else 2) * fraction * whole.size, 4)
+    wanted = fraction * whole.size
+    assert share == 0 or not fraction / 2 <= share <= 2 * fraction
+    assert min(wanted, limit or wanted) / 2 - 4 < val.n_bytes <= max((1 if share else 2) * wanted, 4)
+    assert val.n_bytes > 0
     assert 0 < train.n_bytes == whole.size - val.n_bytes
     cut = [text for text in texts(val) if not text[0].isdigit()]
     assert len(cut) <= 1

@@ -142,24 +142,24 @@ def _read_again(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
 def split(
     text: Text, val_fraction: float, val_max_bytes: int | None, fold: float | None = None
 ) -> tuple[Part, Part, str, float]:
-    """Return training part, validation part, the hash that identifies both, and the share that was too much.
+    """Return training part, validation part, the hash that identifies both, and the share that was unsuitable.
 
     Hold out the end of a single document, counted in characters. Of several documents, hold out the
     documents whose names have the lowest hashes, so that a new document moves no other document. Hold
-    out at most `val_max_bytes`. A few documents may have such sizes that more than twice `val_fraction`
-    of the text would be held out. Hold out `val_fraction` then, and return the share that would have
+    out at most `val_max_bytes`. A few documents may have such sizes that more than twice or less than half of
+    `val_fraction` of the text would be held out. Hold out `val_fraction` then, and return the share that would have
     been held out. Otherwise the returned share is 0. A limit cuts a document: its end is held out.
 
     With a fold, hold out part number `fold` of round(1/val_fraction) parts instead: another range of
     characters, or of hashes. Raises UserError if a fold leaves a side empty.
     """
     hold_out = _characters_of_one if len(text.records) == 1 else _documents_by_hash
-    held_out, change, too_much = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
+    held_out, change, unsuitable = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
     rest = np.stack([text.spans[:, 0], held_out[:, 0], held_out[:, 1], text.spans[:, 1]], axis=1).reshape(-1, 2)
     train, val = _part(text, rest), _part(text, held_out)
     if fold is not None and not (train.n_bytes and val.n_bytes):
         raise UserError(f"data.fold={fold}: leaves no text for training or validation; choose another fold")
-    return train, val, derived(text.hash, change) if change else text.hash, too_much
+    return train, val, derived(text.hash, change) if change else text.hash, unsuitable
 
 
 def _characters_of_one(
@@ -180,7 +180,7 @@ def _characters_of_one(
 def _documents_by_hash(
     text: Text, val_fraction: float, limit: int, fold: float | None
 ) -> tuple[np.ndarray, str, float]:
-    """Return the held-out bytes (n, 2) of each document, what is not as usual, and the share that was too much."""
+    """Return the held-out bytes (n, 2) of each document, what is not as usual, and the share that was unsuitable."""
     n_folds = round(1 / val_fraction)
     low, high = (0.0, val_fraction) if fold is None else (fold / n_folds, (fold + 1) / n_folds)
     distances = text.records["position"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64
@@ -190,9 +190,10 @@ def _documents_by_hash(
     if fold is None:  # no side is left empty
         n_whole = n_usual = min(max(n_usual, 1), len(order) - 1)
     n_bytes = min(limit, int(ends[n_usual - 1])) if n_usual else 0
-    too_much = n_bytes / text.size if fold is None and n_bytes > 2 * val_fraction * text.size else 0.0
-    if too_much:
-        limit = max(int(val_fraction * text.size), CHARACTER)
+    wanted, unsuitable = val_fraction * text.size, 0.0
+    if fold is None and not min(limit, wanted) / 2 <= n_bytes <= 2 * wanted:
+        unsuitable, limit = n_bytes / text.size, min(limit, max(int(wanted), CHARACTER))
+        n_usual = max(n_usual, int(np.searchsorted(ends, limit)) + 1)
     held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
     change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if n_usual and ends[n_usual - 1] > limit:
@@ -207,7 +208,7 @@ def _documents_by_hash(
             n_whole = max(n_whole, 1)
             change = f"{change} val_documents={n_whole}".lstrip() if n_whole < n_usual else change
     held_out[order[:n_whole], 0] = text.spans[order[:n_whole], 0]
-    return held_out, change, too_much
+    return held_out, change, unsuitable
 
 
 def _part(text: Text, pieces: np.ndarray) -> Part:

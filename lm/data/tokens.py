@@ -251,17 +251,17 @@ def _encode_sources(
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
     texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
-    too_much = 0.0
+    unsuitable = 0.0
     if val_texts:  # both texts are used whole
         train, val = texts[0].whole(), texts[1].whole()
         data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
     else:
-        train, val, data_hash, too_much = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
+        train, val, data_hash, unsuitable = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
         _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}", quiet)
-    notes = _notes(texts, too_much, config, tokenizer)
+    notes = _notes(texts, unsuitable, config, tokenizer)
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
         notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size} tokens")
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
@@ -287,13 +287,13 @@ def _ngram(train: Part, val: Part) -> dict[str, Any]:
     return {"baselines": {"ngram": bits}, "ngram_share": train_bytes / max(train.n_bytes, 1)}
 
 
-def _notes(texts: list[Text], too_much: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return messages about a text for the user, shown each time that its tokens are opened. too_much: from `split`."""
+def _notes(texts: list[Text], unsuitable: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """Return messages about a text for the user, shown each time that its tokens are opened."""
     notes = []
-    if too_much:
+    if unsuitable:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
         notes.append(
-            f"data: whole documents for validation would be {100 * too_much:.0f} % of the text, so the last of them is"
+            f"data: whole documents for validation would be {100 * unsuitable:.2g} % of the text, so a document is"
             f" cut to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
     for word in sorted({EOT, tokenizer.eot_token}):

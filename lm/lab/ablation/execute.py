@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -239,6 +240,10 @@ class Slurm(Engine):
             self.submitter = submitit.SlurmExecutor(self.folder / ".slurm")
         except RuntimeError:
             raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
+        accounting = subprocess.run(["sacct", "--noheader", "--jobs=1"], capture_output=True, text=True)
+        if accounting.returncode:  # submitit would wait for ever for a job that was cancelled
+            said = _last_line(accounting.stderr)
+            raise UserError(f"executor=slurm: sacct says {said}; expected a cluster with accounting")
 
     def default_workers(self, threads: int) -> int:
         return 64

@@ -17,7 +17,8 @@ SHUTDOWN = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 def warm_up() -> None:
     """Start the server, unless it runs, without waiting for its imports. The earlier, the sooner the first run."""
-    PROCESSES.set_forkserver_preload(["lm.training.train", "datasets"])
+    # The last one takes seconds, and torch imports it where FLOPs are counted.
+    PROCESSES.set_forkserver_preload(["lm.training.train", "datasets", "torch._dynamo"])
     multiprocessing.resource_tracker.ensure_running()  # the server would start it, and that unblocks signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SHUTDOWN)
     multiprocessing.forkserver.ensure_running()
