@@ -109,7 +109,6 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pyte
     passages = [scored_text(shown, "", i) for i in range(scored_text(shown, "")["n_passages"])]
     losses = [row["losses"][0] for passage in passages for row in passage["tokens"]]
     assert (len(losses), sum(losses) / len(losses)) == (own["tokens"], pytest.approx(own["loss"], rel=1e-5))
-    assert sum(band["tokens"] for passage in passages for band in passage["bands"][0]) == len(losses)
     assert len(passages) > 2
 
 

@@ -157,7 +157,11 @@ def test_of_documents_far_from_the_fraction_the_last_one_is_cut(
     train, val, data_hash, share = split(whole, fraction, limit)
     wanted = fraction * whole.size
     assert share == 0 or not fraction / 2 <= share <= 2 * fraction
-    assert min(wanted, limit or wanted) / 2 - 4 < val.n_bytes <= max((1 if share else 2) * wanted, 4)
+    assert (
+        (min(wanted, limit or wanted) / 2 if wanted >= 4 else 0) - 4
+        < val.n_bytes
+        <= max((1 if share else 2) * wanted, 4)
+    )
     assert val.n_bytes > 0
     assert 0 < train.n_bytes == whole.size - val.n_bytes
     cut = [text for text in texts(val) if not text[0].isdigit()]

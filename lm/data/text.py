@@ -191,9 +191,11 @@ def _documents_by_hash(
         n_whole = n_usual = min(max(n_usual, 1), len(order) - 1)
     n_bytes = min(limit, int(ends[n_usual - 1])) if n_usual else 0
     wanted, unsuitable = val_fraction * text.size, 0.0
-    if fold is None and not min(limit, wanted) / 2 <= n_bytes <= 2 * wanted:
+    is_too_little = wanted >= CHARACTER and n_bytes < min(limit, wanted) / 2
+    if fold is None and (is_too_little or n_bytes > 2 * wanted):
         unsuitable, limit = n_bytes / text.size, min(limit, max(int(wanted), CHARACTER))
-        n_usual = max(n_usual, int(np.searchsorted(ends, limit)) + 1)
+    if is_too_little and unsuitable:
+        n_usual = int(np.searchsorted(ends, limit, "right")) + 1  # of which the last is cut
     held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
     change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if n_usual and ends[n_usual - 1] > limit:
