@@ -33,9 +33,9 @@ def prompt(page: Any) -> None:
 
 
 def attention(page: Any) -> None:
-    page.wait_for_selector("#attentions > :nth-child(2) .heads button")
-    for column in (1, 2):
-        page.locator(f"#attentions > :nth-child({column}) .heads button").nth(4).click()
+    page.wait_for_selector("#attentions > :nth-child(2) select")
+    for select in page.locator("#attentions select").all():
+        select.select_option("0 3")  # layer 1, head 4
 
 
 def text(page: Any) -> None:

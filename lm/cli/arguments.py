@@ -180,7 +180,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
 
 
 def is_folder(word: str) -> bool:
-    """Whether a word is a folder, or a glob that matches folders."""
+    """Return whether a word is a folder, or a glob that matches folders."""
     # Without recursion: a prompt may begin with /**.
     return os.path.isdir(word) or (glob.has_magic(word) and bool(glob.glob(f"{word}/")))
 
@@ -205,7 +205,7 @@ class Words(NamedTuple):
 
 
 def is_completion(args: Sequence[str]) -> bool:
-    """Whether a shell asks Hydra for completions."""
+    """Return whether a shell asks Hydra for completions."""
     return bool({"-sc", "--shell-completion"} & {*args})
 
 
@@ -234,7 +234,7 @@ def classify(args: Sequence[str], kinds: Kinds) -> Words:
 
 
 def is_setting(arg: str, kinds: Kinds) -> bool:
-    """Whether a word sets a known key, chooses of a group, or is Hydra's own."""
+    """Return whether a word sets a known key, chooses from a group, or is one of Hydra's."""
     if arg.startswith("~"):
         return True
     key, equals, _ = arg.partition("=")
@@ -246,7 +246,7 @@ def is_setting(arg: str, kinds: Kinds) -> bool:
 
 
 def is_text(word: str) -> bool:
-    """Whether a word is an existing file or folder, a glob that matches some, or an address."""
+    """Return whether a word is an existing file or folder, a glob that matches some, or an address."""
     if is_url(word) or os.path.exists(word):
         return True
     return glob.has_magic(word) and bool(matches(word))
@@ -297,7 +297,7 @@ def unknown_word(word: str) -> str:
 
 
 def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
-    """Whether a text that may be gone is the text of the run that run_dir names."""
+    """Return whether a text that may be gone is the text of the run that run_dir names."""
     for override in overrides:
         if key_of(override) != "run_dir":
             continue

@@ -30,7 +30,7 @@ class LoRALinear(Linear):
         return super().forward(x) + self.scale * update  # (..., out_features)
 
     def merged(self) -> Tensor:
-        """The one matrix (out_features, in_features) that computes the same."""
+        """Return the one matrix (out_features, in_features) that computes the same."""
         return self.weight + self.scale * self.lora_B.weight @ self.lora_A.weight
 
 
@@ -41,7 +41,7 @@ class _ZeroLinear(Linear):
 
 @torch.no_grad()
 def merged(net: Transformer) -> Transformer:
-    """A model of plain projections that computes the same; one without adapters is returned itself.
+    """Return a model of plain projections that computes the same. A model without adapters is returned itself.
 
     What has no adapter is shared with `net`, not copied.
     """

@@ -43,7 +43,7 @@ class ExpectedTokens:
         self.unigrams[token] += own
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """The probabilities (n, V) of the token at each of the places (n,)."""
+        """Return the probabilities (n, V) of the token at each of the places (n,)."""
         p = np.tile(self.unigrams, (len(places), 1))
         for context, begin, token, own, rest in self.levels:
             at = context[places]

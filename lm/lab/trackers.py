@@ -30,7 +30,7 @@ FINAL = (  # figures of result.json
 
 @contextmanager
 def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step: int = 0) -> Iterator[list[Any]]:
-    """The loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
+    """Yield the loggers of the setting `logger`, which get the settings by dotted keys and are closed at the end.
 
     What an interrupted process sent is continued: W&B by the id of the run, TensorBoard without steps that come again.
     Raises UserError if one cannot begin, for example because nobody has logged in.
@@ -62,7 +62,7 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
 
 
 def log_result(loggers: list[Any], settings: dict[str, Any], result: dict[str, Any]) -> None:
-    """The final scores, under their names in result.json."""
+    """Log the final scores under their names in result.json."""
     scores, step = {key: result[key] for key in FINAL}, result["steps"]
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -36,7 +36,7 @@ class Embedding(nn.Module):
         self.weight.normal_().mul_(self.std)  # scaled after the draw: variants of any scale share one draw
 
     def matrix(self) -> Tensor:
-        """The input embeddings (V, D): what each token id becomes."""
+        """Return the input embeddings (V, D): what each token id becomes."""
         return self._scaled(self.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -53,11 +53,11 @@ class Head(nn.Module):
         super().__init__()
 
     def matrix(self, embedding: Tensor) -> Tensor:
-        """The output embeddings (V, D): the matrix whose product with a hidden state gives the logits."""
+        """Return the output embeddings (V, D): the matrix whose product with a hidden state gives the logits."""
         raise NotImplementedError("a subclass of Head returns its output embeddings")
 
     def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """The two factors of the logits: hidden states shaped like `x`, and a matrix (V, D)."""
+        """Return the two factors of the logits: hidden states shaped like `x`, and a matrix (V, D)."""
         return x, self.matrix(embedding)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Head(nn.Module):
 
     @classmethod
     def is_linear(cls) -> bool:
-        """Whether the logits are the product of `factors`: in a subclass with a `forward` of its own they are not."""
+        """Return whether the logits are the product of `factors`: not in a subclass with a `forward` of its own."""
         return cls.forward in (Head.forward, UntiedHead.forward)
 
     def init_from_embedding(self, embedding: Tensor) -> None:

@@ -123,12 +123,12 @@ class State:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first. Raises OSError if it cannot be listed."""
+    """Return the checkpoints in a folder, the newest first. Raises OSError if the folder cannot be listed."""
     return _files(folder, CHECKPOINT)
 
 
 def best_files(folder: Path) -> list[Path]:
-    """The files of the best weights in a folder, the newest first: each was the best when it was made."""
+    """Return the files of best weights in a folder, the newest first: each was the best when it was made."""
     return _files(folder, BEST)
 
 
@@ -149,7 +149,7 @@ def step_of(path: Path) -> int:
 
 
 def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
-    """The content of the newest whole checkpoint, None if there is none. Raises UserError if it is of another run.
+    """Return the content of the newest whole checkpoint, or None. Raises UserError if it is of another run.
 
     Each is compared with the sums that its zip file holds: torch loads damaged numbers as it finds them.
     """
@@ -173,7 +173,7 @@ def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
 
 
 def _read_whole(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint. Raises some exception if it is not as it was written."""
+    """Return the content of a checkpoint. Raises some exception if it is not as it was written."""
     with zipfile.ZipFile(path) as file:
         if damaged := file.testzip():
             raise ValueError(f"the sum of {damaged} differs")

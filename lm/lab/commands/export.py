@@ -79,7 +79,7 @@ def run(args: list[str]) -> None:
 
 
 def _opening(run_dir: Path) -> str:
-    """A line of the run's validation text; none if that is not at hand."""
+    """Return a line of the run's validation text, or an empty text if the text is not at hand."""
     from lm.lab.measures.samples import validation_prompts
     from lm.scoring import own_data
 
@@ -89,7 +89,7 @@ def _opening(run_dir: Path) -> str:
 
 
 def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config.yaml and result.json of the run whose model is exported, each empty if there is none."""
+    """Return config.yaml and result.json of the run whose model is exported, each empty if there is no such file."""
     folder = model_folder(run_dir)
     directory = RunDirectory(folder.parent)
     if folder.name != "model" or not directory.config.exists():

@@ -72,7 +72,7 @@ def run(args: list[str]) -> None:
 
 
 def _with_words(args: list[str]) -> list[str]:
-    """The settings, with the folders that words name: runs, or one that holds runs. Raises UserError."""
+    """Return the settings, with the folders that words name: runs, or a folder that holds runs. Raises UserError."""
     words, settings = split_words(args, LookConfig)
     runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
     if len(words) == 1 and not runs and os.path.isdir(words[0]):
@@ -81,7 +81,7 @@ def _with_words(args: list[str]) -> list[str]:
 
 
 def _open(address: str) -> None:
-    """In a browser with a window: one for terminals would take this one, unless the user has asked for it."""
+    """Open a browser with a window. A browser for terminals would take this terminal, so the user must ask for it."""
     with suppress(webbrowser.Error):
         browser = webbrowser.get()
         if "BROWSER" in os.environ or type(browser) is not webbrowser.GenericBrowser:

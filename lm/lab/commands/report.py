@@ -71,14 +71,14 @@ def _judge(config: ReportConfig) -> int:
 
 
 def print_results(results: "Results", as_json: bool) -> None:
-    """The results of an ablation as a table with sentences, or as the content of report.json."""
+    """Print the results of an ablation as a table with sentences, or as the content of report.json."""
     from lm.lab.ablation.report import report_json, result_table
 
     print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
 
 
 def verdict_code(results: "Results") -> int:
-    """The exit code for the verdict of the one primary comparison: 1 if runs of the ablation have no result.
+    """Return the exit code for the verdict of the one primary comparison, or 1 if runs of the ablation have no result.
 
     Raises UserError if there are several comparisons.
     """

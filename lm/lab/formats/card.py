@@ -32,7 +32,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
 
 
 def _lines(settings: dict[str, Any]) -> str:
-    """Every setting that decides the result, as `train` takes it, without the folders of this machine."""
+    """Return every setting that decides the result, as `train` takes it, without the folders of this machine."""
     not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
     own = {key: value for key, value in described_settings(settings).items() if key not in not_typed}
     own |= {key.removeprefix("requested."): settings[key] for key in settings if key.startswith("requested.")}

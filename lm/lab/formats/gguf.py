@@ -61,7 +61,7 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
 
 
 def _metadata(net: Transformer) -> dict[str, Any]:
-    """The argument of each method add_* of the writer, here and in `_vocabulary`."""
+    """Return the argument of each method add_* of the writer, as `_vocabulary` does."""
     config = net.config
     return {
         "context_length": net.seq_len,
@@ -80,7 +80,7 @@ def _metadata(net: Transformer) -> dict[str, Any]:
 
 
 def _architecture_in_gguf(config: ModelConfig) -> Architecture:
-    """Llama or Qwen3. Raises UserError naming the setting that neither has in llama.cpp."""
+    """Return Llama or Qwen3. Raises UserError naming the setting that neither has in llama.cpp."""
     kind = architecture_of(config, KINDS, "format=gguf: ")
     for key, value in (("attention_bias", config.attn_bias), ("rope_scaling", config.rope_scaling)):
         if kind.model_type == "qwen3" and value:
@@ -89,7 +89,7 @@ def _architecture_in_gguf(config: ModelConfig) -> Architecture:
 
 
 def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelConfig) -> Tensor:
-    """Its Llama rotates coordinates (2i, 2i + 1), ours (i, i + K/2): the rows of q and k in that order."""
+    """Return the rows of q and k in llama.cpp's order. Its Llama rotates (2i, 2i + 1), ours (i, i + K/2)."""
     tensor = tensor.detach().cpu()
     if kind.model_type != "llama" or not ("q_proj" in name or "k_proj" in name):
         return tensor
@@ -98,7 +98,7 @@ def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelC
 
 
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
+    """Return tokens, types and merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
     layout = json.loads(tokenizer.to_json())
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     is_gpt2 = layout["normalizer"] is None and layout["pre_tokenizer"] == gpt2

@@ -68,7 +68,7 @@ def export_page(
 
 
 def _config(net: Transformer) -> dict[str, Any]:
-    """What model.js reads of the settings."""
+    """Return what model.js reads of the settings."""
     names = ("n_layers", "d_model", "n_heads", "head_dim", "norm", "norm_order", "norm_eps", "ffn", "position")
     position, device = net.position, net.embed.weight.device
     return {
@@ -84,7 +84,7 @@ def _config(net: Transformer) -> dict[str, Any]:
 
 
 def _tensors(net: Transformer, dtype: str) -> Iterator[tuple[str, str, Markup]]:
-    """Name, dtype and base64 of each: matrices in `dtype`, vectors in f32. A tied head has no matrix of its own."""
+    """Yield name, dtype and base64 of each tensor: matrices in `dtype`, vectors in f32. A tied head has none."""
     weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
     outputs = net.head.matrix(net.embed.weight)
     if outputs is not net.embed.weight:
@@ -112,7 +112,7 @@ def _is_byte_level(layout: dict[str, Any]) -> bool:
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What `readTokenizer` of model.js takes. Raises UserError for a tokenizer that is none of this project's kinds."""
+    """Return what `readTokenizer` of model.js takes. Raises UserError for a tokenizer of another kind."""
     layout = json.loads(tokenizer.to_json())
     model, vocab = layout["model"], layout["model"]["vocab"]
     is_char = model["type"] == "WordLevel" and tokenizer.cut is ANYWHERE and layout["decoder"] == {"type": "Fuse"}

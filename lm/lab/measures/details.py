@@ -33,7 +33,7 @@ class NLLByTarget:
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each token id (V,) occurs in `tokens` (n,)."""
+    """Return how often each token id (V,) occurs in `tokens` (n,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for first in range(0, len(tokens), CHUNK):
         counts += np.bincount(tokens[first : first + CHUNK], minlength=vocab_size)
@@ -41,7 +41,7 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def frequency_bands(counts: np.ndarray) -> np.ndarray:
-    """The band (V,) of each token id, from 0 for the most frequent ones, by how often each occurs in a text, (V,).
+    """Return the band (V,) of each token id, 0 for the most frequent ones, by how often each occurs in a text, (V,).
 
     Each band holds about an equal share of that text.
     """
@@ -58,7 +58,7 @@ def frequency_bands(counts: np.ndarray) -> np.ndarray:
 
 
 def by_frequency(nll: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]:
-    """The loss in nats per token of each band that has targets; `counts` (V,) decides the bands.
+    """Return the loss in nats per token of each band that has targets; `counts` (V,) decides the bands.
 
     `vocabulary` is the number of token ids in a band, `least` and `most` how often the rarest and the most frequent of
     them occurs in the counted text, `tokens` the number of targets.
@@ -78,7 +78,7 @@ class Details(NLLByTarget):
     """The measure of `evaluate details=true`, and what it adds to the scores."""
 
     def scores(self, train: np.ndarray | None) -> dict[str, Any]:
-        """`train` (n,): the tokens in which frequencies are counted; None: in the scored ones."""
+        """Return the scores. `train` (n,) are the tokens in which frequencies are counted; None: the scored tokens."""
         counts = self.counts if train is None else token_counts(train, len(self.counts))
         return {
             "frequency_in": "the scored text" if train is None else "the training text",

@@ -58,7 +58,7 @@ class EmbeddingGradient:
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """The gradients (V, D) through the input embeddings and through the logits, after the last backward pass."""
+        """Return the gradients (V, D) through input embeddings and logits, after the last backward pass."""
         embedding, input_grad, self.input_grad = self.net.embed.weight, self.input_grad, None
         assert input_grad is not None
         input_grad *= self.net.embed.multiplier

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def draw_samples(
     net: Transformer, data: TextData, prompts: list[str] | None, is_finished: bool = False
 ) -> list[dict[str, str]]:
-    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations.
+    """Return each prompt with two continuations. Without prompts, take those of `validation_prompts`.
 
     Those of the first prompt are longer in a run that is finished: about SHOWN characters.
     """

@@ -32,14 +32,14 @@ Name = TypeVar("Name")
 
 
 def as_svg(draw: Callable[..., Figure | None], *content: Any) -> str | None:
-    """What a function draws of this content as SVG, its ids opening with its name; None if that is nothing."""
+    """Return what a function draws of this content as SVG, or None if it draws nothing. Ids begin with its name."""
     with matplotlib.rc_context(fname=STYLE):
         figure = draw(*content)
         return None if figure is None else svg(figure, draw.__name__)
 
 
 def svg(figure: Figure, prefix: str) -> str:
-    """An <svg> element that can stand in one page with others: no prolog, ids of its own, no address of anything."""
+    """Return an <svg> element that can stand in one page with others: without a prolog, with ids of its own."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
@@ -47,7 +47,7 @@ def svg(figure: Figure, prefix: str) -> str:
 
 
 def inline(svg: str, label: str) -> Markup:
-    """An <svg> element for a page: it takes the colours of the page, light or dark, and `label` is read aloud.
+    """Return an <svg> element that takes the colours of its page, light or dark. `label` is read aloud.
 
     matplotlib escapes the text of a figure, so the element is safe as it is.
     """
@@ -74,7 +74,7 @@ class LineStyle:
 
 
 def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
-    """The same in all figures of a report. A colour that comes again has other dashes and another marker.
+    """Return a style for each name, the same in all figures. A colour that comes again has other dashes.
 
     >>> first, *others, last = line_styles(range(11)).values()
     >>> first.color == last.color, first.linestyle == last.linestyle, first.marker == last.marker
@@ -88,13 +88,13 @@ def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
 
 
 def panels(rows: int, height: float, extra: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Axes below each other, each so many inches high, and room for a legend above them."""
+    """Return axes below each other, each so many inches high, with room for a legend above them."""
     figure = Figure(figsize=(WIDTH, rows * height + extra))
     return figure, list(figure.subplots(rows, squeeze=False, **options)[:, 0])
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Above the panels: in one line if it fits, else in as many columns as do."""
+    """Draw the legend above the panels: in one line if it fits, else in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     widths = [0.082 * len(label) + 0.6 for label in labels]  # inches, with the sample of a line
     columns = len(labels) if sum(widths) < WIDTH else max(1, int(WIDTH / max(widths)))
@@ -103,20 +103,20 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def tokens_axis(axes: Axes) -> None:
-    """Training tokens as 200k and 1.5M."""
+    """Label the axis of training tokens, as 200k and 1.5M."""
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="training tokens")
 
 
 def log_axis(axis: Axis) -> None:
-    """A logarithmic axis with plain numbers."""
+    """Give a logarithmic axis plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def shorten(name: str, length: int = NAME) -> str:
-    """A name that may come from outside, as the text of a figure.
+    """Return a name that may come from outside, as the text of a figure.
 
     >>> shorten("a_name_too_long_for_its_place", 12)
     'a_name…place'
@@ -128,7 +128,7 @@ def shorten(name: str, length: int = NAME) -> str:
 def axis_limits(
     core: Iterable[float], others: Iterable[float] = (), least: float = 0.0, reach: float = 2.0
 ) -> tuple[float, float]:
-    """The range of an axis: all of `core`, and of `others` what lies near, so that one arm far off crushes no other.
+    """Return the range of an axis: all of `core`, and of `others` what lies near, so no arm far off crushes the rest.
 
     Near is `reach` times the range of `core`, which counts as at least `least`.
 

@@ -26,7 +26,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def script_hash(content: str) -> str:
-    """What a content security policy calls a script or a style, after sha256-."""
+    """Return what a content security policy calls a script or a style, after sha256-."""
     return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
@@ -48,14 +48,14 @@ def _environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Text with control characters as escapes; spaces that do not break stay."""
+    """Return text with control characters as escapes. Spaces that do not break stay."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return NBSP.join(map(printable, value.split(NBSP)))
 
 
 def nbsp(text: str) -> str:
-    """Prose in which no line ends between a number and its %."""
+    """Return prose in which no line ends between a number and its %."""
     return text.replace(" %", f"{NBSP}%")
 
 
@@ -72,7 +72,7 @@ def p_value(p: float | None) -> str:
 
 
 def md(text: Any) -> str:
-    """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table.
+    """Return text from outside as Markdown that shows the text as it is, in a paragraph or in the cell of a table.
 
     >>> md("a_b <c>")
     'a_b \\\\<c\\\\>'
@@ -82,7 +82,7 @@ def md(text: Any) -> str:
 
 
 def code(text: Any) -> str:
-    """Text in a line as code; in a table a | would end the cell if it had no backslash."""
+    """Return text in a line as code. In a table a | without a backslash would end the cell."""
     text = " ".join(str(text).split()).replace("|", "\\|")
     ticks = "`" * (_longest_run(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -90,7 +90,7 @@ def code(text: Any) -> str:
 
 
 def fence(text: str) -> str:
-    """Text from outside as a block of code that it cannot leave."""
+    """Return text from outside as a block of code that the text cannot leave."""
     ticks = "`" * max(3, _longest_run(text) + 1)
     return f"{ticks}\n{text}\n{ticks}"
 

@@ -18,24 +18,24 @@ MAX_LABELS = 16  # curves that a legend can tell apart
 
 
 def read_curves(run_dir: Path) -> pd.DataFrame:
-    """The columns of metrics.csv, indexed by training tokens; what is no finite number is missing."""
+    """Return the columns of metrics.csv, indexed by training tokens. What is no finite number is missing."""
     frame = pd.DataFrame(read_rows(run_dir / METRICS)).apply(pd.to_numeric, errors="coerce")
     frame = frame.replace([float("inf"), float("-inf")], float("nan"))
     return frame.dropna(subset="tokens").set_index("tokens") if "tokens" in frame else frame
 
 
 def curve(frame: pd.DataFrame, column: str) -> pd.Series:
-    """The values of a column that there are."""
+    """Return the values of a column that there are."""
     return frame[column].dropna() if column in frame else pd.Series(dtype=float)
 
 
 def tail(curve: pd.Series, part: int) -> list[float]:
-    """The values after the first 1/part of a curve: the first ones are often far off."""
+    """Return the values after the first 1/part of a curve, because the first values are often far off."""
     return [*curve[part * curve.index >= curve.index.max()]] if len(curve) else []
 
 
 def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
-    """Write an .svg or .png file; returns what it shows. Raises UserError if no run has a curve."""
+    """Write an .svg or .png file, and return what it shows. Raises UserError if no run has a curve."""
     curves = {run.name: curve(read_curves(run.path), "val/loss") for run in runs}
     shown = [run for run in runs if len(curves[run.name])]
     if not shown:
@@ -62,7 +62,7 @@ def _picture(curves: dict[str, pd.Series], runs: Sequence[FoundRun]) -> Figure:
 
 
 def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
-    """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
+    """Return the settings that differ, if they tell the runs apart and fit into a legend, else the names."""
     keys = without_parts_of_the_head(differing(runs), runs)
     labels = {}
     for run in runs:
@@ -93,7 +93,7 @@ def draw_scores(scores: list[dict[str, Any]]) -> Figure:
 
 
 def _score_names(scores: list[dict[str, Any]]) -> list[str]:
-    """Run and text of each, without the one that all share: a legend has little room."""
+    """Return run and text of each, without what all share, because a legend has little room."""
     runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
     if len({*texts}) == 1:
         return runs

@@ -30,7 +30,7 @@ class FoundRun:
     result: dict[str, Any] = field(default_factory=dict)  # by dotted keys; empty unless finished
 
     def __getitem__(self, key: str) -> Any:
-        """A result, else a setting, else None."""
+        """Return a result, else a setting, else None."""
         own = {"run": self.name, "status": self.status}
         return next((place[key] for place in (own, self.result, self.settings) if key in place), None)
 
@@ -39,7 +39,7 @@ class FoundRun:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Raises UserError if there is no such folder, or no run below it."""
+    """Return the runs below a folder. Raises UserError if there is no such folder, or no run below it."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
@@ -53,14 +53,14 @@ def find_runs(folder: Path) -> list[FoundRun]:
 
 
 def _identity(path: Path) -> tuple[int, int] | Path:
-    """Of a file, by whatever name; of one that is not there, its path."""
+    """Return what identifies a file under any name, or the path of a file that is not there."""
     with suppress(OSError):
         return path.stat().st_dev, path.stat().st_ino
     return path
 
 
 def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
-    """The folders at or below `top` that hold a file of such a name, by their own names below it, in order.
+    """Return the folders at or below `top` that hold a file of such a name, by their names below `top`, in order.
 
     Not searched are hidden folders, and what lies in a run or in a folder that was found.
     """
@@ -96,7 +96,7 @@ def read_run(path: Path, name: str) -> FoundRun:
 
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:
-    """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
+    """Return the settings that decide what a run computes and are not equal in all runs, as dotted keys."""
     readable = [run for run in runs if run.settings]
     keys = dict.fromkeys(key for run in readable for key in described_settings(run.settings))
     varied = [key for key in keys if len({str(run.settings.get(key)) for run in readable}) > 1]

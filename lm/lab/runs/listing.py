@@ -45,7 +45,7 @@ def where(runs: Sequence[FoundRun], query: str | None) -> list[FoundRun]:
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
-    """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last.
+    """Sort by a setting or result, numbers before text, runs without it last. A minus before `key` means descending.
 
     Raises UserError for a setting that is equal in all of several runs.
     """
@@ -83,7 +83,7 @@ def is_number(value: Any) -> bool:
 
 
 def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> str:
-    """A table for each text, a line for each run that cannot be read, and how many there are of each kind.
+    """Return a table for each text, a line for each run that cannot be read, and how many runs there are of each kind.
 
     A table has at most `width` columns of the terminal, unless there are none.
     """
@@ -103,7 +103,7 @@ def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> s
 
 
 def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
-    """The lines of a table: names, scores, the settings that differ, other results."""
+    """Return the lines of a table: names, scores, the settings that differ, other results."""
     keys = without_parts_of_the_head(differing(runs), runs)
     columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
     if any(run.note for run in runs):
@@ -131,7 +131,7 @@ def _short(cell: str, width: int | None) -> str:
 
 
 def listing_csv(runs: Sequence[FoundRun]) -> str:
-    """A row for each run, with every setting that differs and every result that is a number or a text."""
+    """Return a row for each run, with every setting that differs and every result that is a number or a text."""
     keys = differing(runs)
     rows = []
     for run in runs:

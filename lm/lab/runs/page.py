@@ -27,7 +27,7 @@ HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 
 
 def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
-    """Write report.html into the directory of a run, finished or not; returns what it says in a line.
+    """Write report.html into the directory of a run, finished or not, and return what it says in a line.
 
     `defaults` are the settings of a run for which nothing was chosen. Raises UserError if `run_dir` holds no run.
     """
@@ -110,7 +110,7 @@ def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | N
 
 
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The settings that differ from the defaults; what is null does nothing and follows from another one."""
+    """Yield the settings that differ from the defaults. What is null does nothing, or follows from another setting."""
     for key, value in described_settings(run.settings).items():
         if key in REQUESTED or value is None or value == defaults.get(key):
             continue
@@ -119,7 +119,7 @@ def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _samples(run: FoundRun, result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Each prompt with its continuations, those during training first."""
+    """Return each prompt with its continuations, those during training first."""
     times = read_samples(run.path / "samples.jsonl")
     if len(times) > MAX_TIMES:
         times = [times[i * (len(times) - 1) // (MAX_TIMES - 1)] for i in range(MAX_TIMES)]

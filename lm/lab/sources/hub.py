@@ -29,7 +29,7 @@ class Hub:
 
 
 def _hub_commit(config: DataConfig, revision: str | None) -> str:
-    """The commit of a revision, or the newest of the main branch, if it may be read."""
+    """Return the commit of a revision, or the newest of the main branch. Raises UserError if it may not be read."""
     from huggingface_hub import HfApi
 
     api, name = HfApi(), str(config.path)
@@ -41,7 +41,7 @@ def _hub_commit(config: DataConfig, revision: str | None) -> str:
 
 
 def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
-    """The cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
+    """Yield the cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
 
     A read that fails is tried again by the library for a while, from where it stopped.
     """

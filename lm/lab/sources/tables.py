@@ -59,12 +59,12 @@ def documents_of(cells: Iterable[Any], config: DataConfig) -> Documents:
 
 
 def cells_in(file: Path | str, kind: str, column: str) -> Iterator[Any]:
-    """The cells of a column of a file. Raises UserError for a file without it."""
+    """Yield the cells of a column of a file. Raises UserError for a file without the column."""
     return cells_of(READERS[kind](file, column), column)
 
 
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
-    """The cells of a column of objects: the first must have it; in others it may be missing, as if it were null."""
+    """Yield the cells of a column of objects. The first must have the column; in others a cell may be missing."""
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"data.column={column}: row {number} is no object, which has columns")
@@ -80,7 +80,7 @@ def _check_column(column: str, columns: Iterable[str]) -> None:
 
 
 def _json_rows(file: Path | str, column: str) -> Rows:
-    """From a list of objects, or from an object in each line (JSON Lines)."""
+    """Yield the objects of a list, or the object in each line (JSON Lines)."""
     with open_anywhere(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
         if is_list:
@@ -106,7 +106,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _csv_rows(file: Path | str, column: str) -> Rows:
-    """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
+    """Yield rows in which every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
     In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
     the header, and empty ones at its end if every row has them. Raises UserError.
@@ -146,7 +146,7 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
 
 
 def _parquet_rows(file: Path | str, column: str) -> Rows:
-    """Of columns that are not asked for, nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
+    """Yield rows of one column, and read no other column. Threads of Arrow would keep Ctrl-C from being heard."""
     from pyarrow.parquet import ParquetFile
 
     with (

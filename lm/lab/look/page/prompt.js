@@ -75,7 +75,7 @@ function showCandidates(view, row) {
   const rows = view.steps.map((steps) => steps.findLast((other) => other.start <= row.start));
   rows[row.model] = row;
   const lists = rows.filter(Boolean).map((shown) => candidateList(view, shown));
-  $("step").replaceChildren(el("div", { className: lists.length > 1 ? "pair" : "" }, ...lists));
+  $("step").replaceChildren(el("div", { className: "pair" }, ...lists));
   $("step").hidden = false;
 }
 
