@@ -235,6 +235,17 @@ def test_each_model_is_loaded_once_and_each_text_is_encoded_once(
     assert encoded == [f"{place}/one.txt", f"{place}/two, three.txt"]
 
 
+def test_a_copy_of_the_training_text_is_recognised(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "copy.txt").write_bytes((place / "corpus.txt").read_bytes())
+    (tmp_path / "longer.txt").write_bytes((place / "corpus.txt").read_bytes() + b"more\n")
+    evaluate_run(asked(place, run_dir=f"{place}/a", data=DataConfig(source="text", path=f"{tmp_path}/longer.txt")))
+    assert "trained on most of this text" not in caplog.text
+    evaluate_run(asked(place, run_dir=f"{place}/a", data=DataConfig(source="text", path=f"{tmp_path}/copy.txt")))
+    assert f"run_dir={place}/a was trained on most of this text" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -184,8 +184,8 @@ def score_text(
         key = (repr(text), tokenizer.hash)
         if key not in encoded:
             encoded[key] = encode_whole(text, tokenizer, not bar)
-        (tokens, n_bytes), train = encoded[key], None
-        _warn_of_training_text(run_dir, text)
+        (tokens, n_bytes, text_hash), train = encoded[key], None
+        _warn_of_training_text(run_dir, text, text_hash)
     measures = [load("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
@@ -204,12 +204,13 @@ def score_text(
     return result
 
 
-def _warn_of_training_text(run_dir: Path, text: DataConfig) -> None:
-    """Warn if the text is the text of the run, because the run was trained on most of this text."""
+def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> None:
+    """Warn if the text is the text of the run, under any name, because the run was trained on most of this text."""
     from lm.training.run_directory import RunDirectory
 
-    path = RunDirectory(run_dir).read_config().get("data", {}).get("path")
-    if path and text.path and Path(path).exists() and Path(text.path).exists() and Path(path).samefile(text.path):
+    run = RunDirectory(run_dir).read_config()
+    paths = [path for path in (run.get("data", {}).get("path"), text.path) if path and Path(path).exists()]
+    if run.get("data_hash") == text_hash or (len(paths) == 2 and Path(paths[0]).samefile(paths[1])):
         log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
 
 

@@ -129,14 +129,14 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
         raise UserError("data.order=documents: no end-of-text token parts the training text; choose data.order=windows")
 
 
-def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
-    """Return the tokens (n,) of a whole text, mapped from a file without a name, and the bytes of the text."""
+def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int, str]:
+    """Return the tokens (n,) of a whole text, mapped from a file without a name, its size in bytes, and its hash."""
     with _cache_folder(config.cache / "tokens") as scratch:
         source = open_source(config)
         warn_of_other_formats([source])
         text = _read(source, scratch / "text", config, quiet)
         _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
-        return mapped(scratch / "ids", tokenizer.dtype), text.size
+        return mapped(scratch / "ids", tokenizer.dtype), text.size, text.hash
 
 
 # --- a folder of the cache
