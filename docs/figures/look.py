@@ -8,9 +8,11 @@ python scripts/train.py -m head=tied,untied run_dir='RUNS/${head.name}' trainer.
 """
 
 import io
+import shutil
 import sys
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image
@@ -62,10 +64,11 @@ def main(folder: Path) -> None:
             page.mouse.move(0, 0)
             save(page, f"look-{view.__name__}")
         server.shutdown()
-        study = HERE.parent / "studies/tying/longer_tuned"
-        write_report(read_results(study))
-        page.goto((study / "report.html").as_uri())
-        save(page, "report")
+        with TemporaryDirectory() as scratch:
+            study = shutil.copytree(HERE.parent / "studies/heads", Path(scratch, "heads"))
+            write_report(read_results(study))
+            page.goto((study / "report.html").as_uri())
+            save(page, "report")
 
 
 if __name__ == "__main__":
