@@ -274,8 +274,8 @@ def _with_template(tokenizer: Tokenizer) -> str:
 
 # --- in
 
-TOKENIZER_CONFIG, ADDED = "tokenizer_config.json", "added_tokens.json"
-READ = ("config.json", INDEX, TOKENIZER, TOKENIZER_CONFIG, ADDED)  # beside the weights
+TOKENIZER_CONFIG, ADDED, ADAPTER = "tokenizer_config.json", "added_tokens.json", "adapter_config.json"
+READ = ("config.json", INDEX, TOKENIZER, TOKENIZER_CONFIG, ADDED, ADAPTER)  # beside the weights
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
@@ -293,7 +293,7 @@ OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 def converted(folder: Path) -> Path:
     """Return the model folder of ours that a folder of transformers was converted into, once, in the cache.
 
-    The name of the new folder is a hash of all that decides its content: the files that are read, and this module.
+    The name of the new folder is a hash of the files that are read, and of this module.
     Raises UserError naming the key or file that cannot be read, and OSError for the cache.
     """
     files = [*(folder / name for name in READ if (folder / name).is_file()), *sorted(folder.glob("*.safetensors"))]
@@ -347,8 +347,8 @@ def _read(folder: Path, transformers: Any) -> tuple[Transformer, Tokenizer]:
     tokenizer = _read_tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}")
-    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names
-        raise UserError("holds an adapter (adapter_config.json); expected the merged model, see PEFT")
+    if (folder / ADAPTER).exists():  # transformers would load the model that it names
+        raise UserError(f"holds an adapter ({ADAPTER}); expected the merged model, see PEFT")
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,

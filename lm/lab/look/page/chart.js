@@ -36,9 +36,11 @@ function chart(curves, { title, y, width }) {
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const write = (x, y, anchor, text) => svg.append(shape("text", { x, y, "text-anchor": anchor }, text));
   for (const tokens of ticks(0, end)) write(atX(tokens), height - bottom + 15, "middle", compact.format(tokens));
-  for (const loss of ticks(low, high)) {
+  const losses = ticks(low, high);
+  const digits = losses.length > 1 ? Math.max(0, Math.ceil(-Math.log10(losses[1] - losses[0]) - 1e-9)) : 2;
+  for (const loss of losses) {
     svg.append(shape("line", { class: "grid", x1: left, x2: width - right, y1: atY(loss), y2: atY(loss) }));
-    write(left - 5, atY(loss) + 4, "end", compact.format(loss));
+    write(left - 5, atY(loss) + 4, "end", fixed(loss, digits));
   }
   write(left, 14, "start", y);
   write(width - right, height - 4, "end", "training tokens");

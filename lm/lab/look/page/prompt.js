@@ -7,7 +7,7 @@ async function continuePrompt(form) {
   stream?.abort();
   const own = (stream = new AbortController());
   const names = chosenModels();
-  const of = Math.min(branch.of ?? 0, names.length - 1);
+  const of = Math.min(branch.of, names.length - 1); // `branch` is that of tokens.js
   const asked = { ...fieldsOf(form), runs: names, forced: branch.forced, of };
   const view = (continuation = { names, asked, steps: names.map(() => []), chosen: null, hasParted: false });
   view.show = (row) => showCandidates(view, row);
@@ -53,7 +53,9 @@ function endSteps(view, reason) {
   const rows = view.steps[view.asked.of];
   $("message").textContent = reason;
   if (!view.chosen && rows.length) choose(view, rows.reduce((least, row) => (row.lead < least.lead ? row : least)));
-  if (view.steps.length > 1 && !view.hasParted) $("parting").textContent = "They agree to the end.";
+  if (view.steps.length < 2 || view.hasParted) return;
+  const [first, second] = view.steps.map((steps) => steps.map((row) => row.text).join(""));
+  $("parting").textContent = first === second ? "They agree to the end." : "One text ends where the other goes on.";
 }
 
 // Mark the tokens at which the texts of two models begin to differ.
@@ -82,8 +84,7 @@ function showCandidates(view, row) {
 function candidateList(view, row) {
   const before = view.steps[row.model].slice(0, row.index);
   const pick = (token) => {
-    branch.pick([...before.map((step) => step.token), token]);
-    branch.of = row.model;
+    branch.pick([...before.map((step) => step.token), token], row.model);
     document.activeElement.blur();
     ask("prompt");
   };
@@ -95,7 +96,7 @@ function candidateList(view, row) {
   };
   const color = colorOf(view.names[row.model]);
   const facts = `token ${row.index + 1}: ${quoted(row.label)}, rank ${row.rank}, lead ${fixed(row.lead, 2)}; `;
-  const link = el("button", { type: "button", className: "link", onclick: look }, "attention");
+  const link = el("button", { type: "button", className: "link", onclick: look }, "attention of this token");
   const options = { color, sampled: view.asked.temperature > 0, pick, back: () => view.chosen?.span.focus() };
   const head = el("p", { className: "soft" }, facts, link);
   return el("div", {}, heading(view.names[row.model]), head, candidateBars(row, options));

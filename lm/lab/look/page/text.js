@@ -24,7 +24,10 @@ async function scoreText(form) {
 function offerColours(names) {
   const losses = names.map((name, i) => [i, `loss of ${short(name)}`]);
   const choices = names.length > 1 ? [["difference", "difference"], ...losses] : losses;
-  $("text-colour").replaceChildren(...choices.map(([value, text]) => el("option", { value }, text)));
+  const select = $("text-colour");
+  const before = select.options.length === choices.length ? select.value : "";
+  select.replaceChildren(...choices.map(([value, text]) => el("option", { value }, text)));
+  if (before) select.value = before; // as many models as before: the choice stays
 }
 
 function paintText() {

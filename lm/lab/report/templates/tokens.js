@@ -92,8 +92,12 @@ function candidateBars({ token, candidates }, { color, sampled, pick, back }) {
 // The tokens after the prompt that the reader has put in, and those before each change, which can be taken back.
 const branch = {
   forced: [],
+  of: 0, // the model whose tokens they are
   before: [],
-  pick(tokens) { this.before.push(this.forced); this.forced = tokens; },
-  takeBack() { this.forced = this.before.pop() ?? []; },
-  clear() { [this.forced, this.before] = [[], []]; },
+  pick(tokens, of = 0) {
+    this.before.push([this.forced, this.of]);
+    [this.forced, this.of] = [tokens, of];
+  },
+  takeBack() { [this.forced, this.of] = this.before.pop() ?? [[], 0]; },
+  clear() { [this.forced, this.of, this.before] = [[], 0, []]; },
 };
