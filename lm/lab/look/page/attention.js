@@ -7,14 +7,16 @@ async function showAttention(form) {
   attentions = chosenModels().map((name) => ({ name, text, column: el("div"), chosen: null }));
   $("attentions").replaceChildren(...attentions.map((view) => view.column));
   for (const view of attentions) {
-    view.show = (row) => (row === view.chosen ? attend(view, row.index) : showWeight(view, row));
+    view.show = (row) => (row === view.chosen ? attend(view, row.index).catch(showError) : showWeight(view, row));
     await attend(view, null);
   }
 }
 
 async function attend(view, position) {
   if (position === null || position !== view.position) {
+    view.asked = position;
     const answer = await (await post("/attention", { runs: [view.name], text: view.text, position })).json();
+    if (view.asked !== position) return; // another token has been chosen meanwhile
     view.position = answer.position;
     view.weights = answer.weights;
     if (!view.tokens) buildAttention(view, answer);

@@ -6,6 +6,10 @@ const answered = new Set(); // views that show the answer for the chosen models
 const [startView, ...startWords] = location.hash.slice(1).split("&");
 const startModels = new URLSearchParams(startWords.join("&"));
 
+function showError(error) {
+  if (error.name !== "AbortError") $("message").textContent = error.message;
+}
+
 async function ask(view) {
   const form = $(`${view}-form`);
   $("message").textContent = "";
@@ -14,7 +18,8 @@ async function ask(view) {
   try {
     await ANSWERS[view](form);
   } catch (error) {
-    if (error.name !== "AbortError") $("message").textContent = error.message;
+    answered.delete(view); // asked again when the view is shown again
+    showError(error);
   }
   form.ariaBusy = "false";
 }
