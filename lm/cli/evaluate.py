@@ -209,8 +209,9 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     from lm.training.run_directory import RunDirectory
 
     run = RunDirectory(run_dir).read_config()
-    paths = [path for path in (run.get("data", {}).get("path"), text.path) if path and Path(path).exists()]
-    if run.get("data_hash") == text_hash or (len(paths) == 2 and Path(paths[0]).samefile(paths[1])):
+    trained, scored = Path(str(run.get("data", {}).get("path"))), Path(str(text.path))
+    is_same_file = trained.exists() and scored.exists() and trained.samefile(scored)
+    if is_same_file or run.get("data_hash") == text_hash:  # with a fold, say, the hash is another
         log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
 
 

@@ -194,8 +194,8 @@ def _documents_by_hash(
     is_too_little = wanted >= CHARACTER and n_bytes < min(limit, wanted) / 2
     if fold is None and (is_too_little or n_bytes > 2 * wanted):
         unsuitable, limit = n_bytes / text.size, min(limit, max(int(wanted), CHARACTER))
-    if is_too_little and unsuitable:
-        n_usual = int(np.searchsorted(ends, limit, "right")) + 1  # of which the last is cut
+        if is_too_little:
+            n_usual = int(np.searchsorted(ends, limit, "right")) + 1  # the last of these documents is cut
     held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
     change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if n_usual and ends[n_usual - 1] > limit:

@@ -38,24 +38,24 @@ class Question:
     lm.errors.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
-    name: str  # of the ablation: the file in configs/ablation
-    question: str  # what the report answers
-    arms: dict[str, list[str]]  # name -> what is changed
-    overrides: list[str] = field(default_factory=list)  # of every arm; {seed} in one is the seed of the run
-    baseline: str  # the arm with which the others are compared
-    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
+    name: str  # name of the ablation; of a file, the name of the file
+    question: str  # question that the report answers
+    arms: dict[str, list[str]]  # settings that each arm changes, by the name of the arm
+    overrides: list[str] = field(default_factory=list)  # settings of all arms; {seed} becomes the seed of the run
+    baseline: str  # arm with which the other arms are compared
+    baselines: dict[str, str] = field(default_factory=dict)  # arm -> another baseline for this arm
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all
-    contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
-    seeds: list[int]  # every arm is trained at each of them
-    seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
-    folds: bool = True  # whether each pair holds out a part of the text of its own
-    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at another one
+    contrasts: dict[str, Any] = field(default_factory=dict)  # weighted sums of arms: name -> arm -> weight
+    seeds: list[int]  # seeds at which each arm is trained
+    seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
+    folds: bool = True  # whether each pair holds out another part of the text
+    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at another part
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
     budget: str = "tokens"  # what training holds equal: tokens or flops
-    match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
-    tune: str | None = None  # learning_rate, or a setting of train that is a number: each arm at its own best
-    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
+    match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> setting that matches its baseline's size
+    tune: str | None = None  # setting whose best value scores each arm: learning_rate, or a number of train
+    looks: list[int] = field(default_factory=list)  # numbers of seeds after which it may stop; empty: only after all
 
     def __post_init__(self) -> None:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
@@ -106,7 +106,7 @@ class Question:
         shapes = dict[tuple[tuple[str, float], ...], str]()
         for name, weights in self.contrasts.items():
             setting = f"ablation.contrasts.{name}"
-            require(bool(re.fullmatch(NAME, name)) and name not in self.arms, setting, f"{NAMES}, that of no arm")
+            require(bool(re.fullmatch(NAME, name)) and name not in self.arms, setting, f"{NAMES}, and is no arm")
             numbers = [*weights.values()] if isinstance(weights, dict) else []
             are_weights = len(numbers) > 1 and all(type(n) in (int, float) and 0 < abs(n) < math.inf for n in numbers)
             is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9 * max(map(abs, numbers))
@@ -114,7 +114,7 @@ class Question:
             for arm in weights:
                 require_choice(setting, arm, tuple(self.arms))
             shape = tuple((arm, round(weights[arm] / weights[min(weights)], 9)) for arm in sorted(weights))
-            require(shape not in shapes, f"{setting}={weights}", f"another sum than that of {shapes.get(shape)}")
+            require(shape not in shapes, f"{setting}={weights}", f"a sum that differs from {shapes.get(shape)}")
             shapes[shape] = name
 
     def _check_seeds(self) -> None:
@@ -150,17 +150,17 @@ FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_no
 
 @dataclass(slots=True, kw_only=True)
 class RayConfig:
-    address: str = "auto"  # of the cluster; auto: the one that this machine belongs to
+    address: str = "auto"  # address of the cluster; auto: the cluster of this machine
 
 
 @dataclass(slots=True, kw_only=True)
 class SlurmConfig:
     """What sbatch is asked for by each run. Cores and GPUs follow from the run: its threads and its device."""
 
-    partition: str | None = None  # null: the cluster's default
-    minutes: int = 60  # of a run; one that takes longer is queued again, from its last checkpoint, up to three times
-    memory_gb: float | None = None  # null: the cluster's default
-    parameters: dict[str, Any] = field(default_factory=dict)  # further ones, as submitit names them: {qos: long}
+    partition: str | None = None  # partition of the jobs; null: default of the cluster
+    minutes: int = 60  # minutes of a job; a longer run is queued again, from its last checkpoint, up to three times
+    memory_gb: float | None = None  # GB of memory of a job; null: default of the cluster
+    parameters: dict[str, Any] = field(default_factory=dict)  # further parameters, as submitit names them: {qos: long}
 
     def __post_init__(self) -> None:
         require_min(1, "slurm.", self, "minutes")
@@ -175,17 +175,17 @@ class AblateConfig:
     """The command line of ablate.py."""
 
     ablation: Question
-    output_dir: str | None = None  # null: ablations/, under the ablation's name
+    output_dir: str | None = None  # folder of the ablation; null: ablations/NAME
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
-    plan_only: bool = False  # show what would be run, and run nothing
+    plan_only: bool = False  # show what would be run and what it costs, and train nothing
     report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
-    exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
-    executor: str = "local"  # what carries out the runs: local, ray or slurm
+    exit_code: str = "done"  # what the exit code reports: done, or the verdict (0, 10, 11, 12: see docs/agents.md)
+    executor: str = "local"  # where runs are made: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     workers: int | None = None  # runs at a time; null: one for each GPU, else for each core; 64 jobs on Slurm
-    overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
+    overrides: list[str] = field(default_factory=list)  # settings of train that are typed, for all arms
 
     def __post_init__(self) -> None:
         expand_paths("", self, "output_dir", "confirm")
@@ -206,7 +206,7 @@ class ReportConfig:
     margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
     higher: bool = False  # of rows: higher is better
     json: bool = False  # of an ablation or rows: print one JSON object with the verdicts, and nothing else
-    exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
+    exit_code: str = "done"  # what the exit code reports: done, or the verdict (0, 10, 11, 12: see docs/agents.md)
 
     def __post_init__(self) -> None:
         expand_paths("", self, "output_dir", "run_dir", "rows")

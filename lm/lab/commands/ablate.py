@@ -1,11 +1,12 @@
 """Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]
 
-KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01 nats per token, which is 1 % of perplexity.
-TEXT is a file, folder, glob or address. tune=true scores each value at its own best learning rate.
+KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or address. In a line,
+seeds=N, margin=M, tune=true and folds=false are short for settings below. tune=true scores each value at its own best
+learning rate.
 
-Plans, runs each arm at each seed, and writes a report. The same command again continues with the runs that are
-missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
-Every setting of train changes all arms. They are not listed here: lm-lab train --help all lists them.
+The command plans, trains each arm at each seed, and writes a report. The same command continues with the runs that are
+missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output. You can add any
+setting of train, which applies to all arms: lm-lab train --help all lists these settings.
 """
 
 import json

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm.data.batches import IGNORED
-from lm.decoding import Sampling, decode
+from lm.decoding import Sampling, decode, window_start
 from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
 from lm.lab.measures.samples import validation_prompts
@@ -191,9 +191,13 @@ def attention_weights(net: Transformer, ids: Sequence[int], position: int) -> Te
 
 
 def attention(model: LoadedModel, text: str, position: int | None = None) -> dict[str, Any]:
-    """Return the tokens of a text, its end if it is longer than the context, and the attention weights at one."""
-    tokenizer, length = model.tokenizer, model.net.seq_len
-    ids = [tokenizer.begin, *tokenizer.encode(text)][-length:]
+    """Return the tokens of a text and the attention weights at a position.
+
+    Of a text that is longer than the context, take the tokens that decoding would see.
+    """
+    tokenizer = model.tokenizer
+    ids = [tokenizer.begin, *tokenizer.encode(text)]
+    ids = ids[window_start(len(ids), model.net.seq_len) :]
     position = len(ids) - 1 if position is None else position
     require(0 <= position < len(ids), f"position={position}", f"0 to {len(ids) - 1}")
     weights = attention_weights(model.net, ids, position)

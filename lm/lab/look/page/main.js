@@ -60,9 +60,10 @@ function offerModels(names, isAblation) {
   else if (before.first !== $("first").value) changeModels();
 }
 
-function changeModels() {
+async function changeModels() {
   answered.clear();
   branch.clear();
+  await fillPrompt();
   if (currentView() && currentView() !== "runs") show(currentView());
   else keepAddress();
 }
@@ -70,19 +71,24 @@ function changeModels() {
 // Open the page with something on it: a line of the validation text, continued.
 async function open(usual) {
   const view = VIEWS.includes(startView) ? startView : usual;
-  if (chosenModels().length) {
-    $("message").textContent = "Reading the validation text of the run";
-    $(view).hidden = false;
-    try {
-      const { prompt, text } = await (await post("/opening", { runs: chosenModels() })).json();
-      $("prompt-form").elements.prompt.value ||= prompt;
-      $("attention-form").elements.text.value ||= text;
-      $("message").textContent = "";
-    } catch (error) {
-      $("message").textContent = error.message;
-    }
+  $(view).hidden = false;
+  await fillPrompt();
+  show(currentView());
+}
+
+// Fill the fields that are empty with the validation text of the first model, once there is a model.
+async function fillPrompt() {
+  const [prompt, text] = [$("prompt-form").elements.prompt, $("attention-form").elements.text];
+  if (!chosenModels().length || (prompt.value && text.value)) return;
+  $("message").textContent = "Reading the validation text of the run";
+  try {
+    const opening = await (await post("/opening", { runs: chosenModels() })).json();
+    prompt.value ||= opening.prompt;
+    text.value ||= opening.text;
+    $("message").textContent = "";
+  } catch (error) {
+    showError(error);
   }
-  show(view);
 }
 
 // --- what is pressed
