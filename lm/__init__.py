@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lm.model.transformer import Transformer as Transformer
     from lm.training.train import train as train
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # How often a waiting thread of GNU's OpenMP looks for work before the thread sleeps; torch on Linux is
 # built with GNU's OpenMP. With the default of OpenMP, a step beside another busy program takes many

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import ROOT, Outcome
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -361,11 +362,12 @@ def test_a_hint_starts_as_the_command_was_started(folder: Path, monkeypatch: pyt
         assert command_line("look", "a") == by_path
 
 
-def test_the_version_is_the_changelogs(command: Command, lab: Command) -> None:
+def test_the_version_is_the_same_in_the_changelog_and_the_citation(command: Command, lab: Command) -> None:
     assert lab("--version") == command("train", "--version") == (0, f"lm-lab {__version__}\n", "")
-    newest = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## \[(.+?)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
-    assert newest[1] == __version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert newest.groups() == (__version__, str(citation["date-released"])) == (citation["version"], newest[2])
 
 
 @pytest.mark.parametrize("width", ["80", "140"])

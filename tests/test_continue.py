@@ -135,7 +135,11 @@ CUDA = ("accelerator: cpu", "accelerator: cuda")
         (("", ""), ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
         (CUDA, [], r": trainer\.accelerator=cuda"),
         (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it with trainer\.accelerator=cuda"),
-        (("", ""), ["seed=9", "head=tied"], r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now"),
+        (
+            ("", ""),
+            ["seed=9", "head=tied", "data=text", "data.path=gone.txt"],
+            r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now",
+        ),
         (("", ""), ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (("threads: 1", "threads: 99999"), [], ": threads=99999"),
     ],

@@ -141,7 +141,7 @@ def lines_run(tmp_path: Path) -> tuple[RunConfig, TextData]:
 def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, data = lines_run(tmp_path)
     _, result = train(run)
-    assert "has only 3029 tokens" in caplog.text
+    assert "has only 3,029 tokens" in caplog.text
     assert "one document" not in caplog.text
     logged = rows(tmp_path / "run")
     assert float(logged[-1]["val/loss"]) == pytest.approx(result["val_loss"], rel=1e-6)

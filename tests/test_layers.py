@@ -104,12 +104,12 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
     "steps",
     [
         {
-            "lm, lm.lab.ablation.question, lm.training.run_directory": "torch hydra lightning numpy datasets",
-            "lm.lab.commands.runs": "torch lightning numpy matplotlib scipy datasets",
-            "lm.lab.results, lm.lab.runs.listing, lm.lab.ablation.rows": "torch hydra lightning datasets",
-            "lm.cli.train, lm.cli.generate, lm.lab.commands.ablate": "torch lightning datasets",
+            "lm, lm.lab.ablation.question, lm.training.run_directory": "torch hydra lightning_fabric numpy datasets",
+            "lm.lab.commands.runs": "torch lightning_fabric numpy matplotlib scipy datasets",
+            "lm.lab.results, lm.lab.runs.listing, lm.lab.ablation.rows": "torch hydra lightning_fabric datasets",
+            "lm.cli.train, lm.cli.generate, lm.lab.commands.ablate": "torch lightning_fabric datasets",
         },
-        {"lm.decoding, lm.folder, lm.lab.ablation.report": "hydra lightning datasets"},
+        {"lm.decoding, lm.folder, lm.lab.ablation.report": "hydra lightning_fabric datasets"},
     ],
 )
 def test_what_is_light_stays_light(steps: dict[str, str]) -> None:

@@ -45,11 +45,14 @@ class Tracked:
     def update(self, params: dict[str, Any], **_: Any) -> None:
         self.write("config", params)
 
-    def log(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.write("log", metrics if step is None else {"step": step, **metrics})
+    def define_metric(self, name: str, **options: Any) -> None:
+        self.write("metric", [name, options])
 
-    def finish(self) -> None:
-        self.write("finish")
+    def log(self, metrics: dict[str, float]) -> None:
+        self.write("log", metrics)
+
+    def finish(self, exit_code: int) -> None:
+        self.write("finish", exit_code)
 
 
 def use_stand_in(folder: Path, refuses: bool = False) -> None:
@@ -61,14 +64,8 @@ def use_stand_in(folder: Path, refuses: bool = False) -> None:
         return Tracked(options)
 
     os.environ |= {"TRACKED": str(folder / "tracked"), "WANDB_API_KEY": "a secret"}
-    for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run"):
-        sys.modules[name] = ModuleType(name)
-    vars(sys.modules["wandb"]).update(init=init, run=None)
-    sys.modules["wandb.sdk.lib"].RunDisabled = sys.modules["wandb.wandb_run"].Run = type(None)  # type: ignore[attr-defined]
-    metadata = folder / "wandb-99.dist-info/METADATA"  # Lightning looks for the version
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 99\n")
-    sys.path.insert(0, str(folder))
+    sys.modules["wandb"] = ModuleType("wandb")
+    vars(sys.modules["wandb"]).update(init=init)
 
 
 def tracked(folder: Path) -> list[tuple[str, Any]]:
@@ -109,9 +106,9 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
     words += ["prompts=['https://me:a_secret@host/a.txt?a_secret']"]
     assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_in, tmp_path)) == 0
     scores = result(tmp_path / "run")
-    (_, options), *events, (last, _) = tracked(tmp_path)
+    (_, options), *events, last = tracked(tmp_path)
     assert (options["name"], options["project"]) == ("run", "mine")
-    assert last == "finish", "or the next run of a sweep would go on writing to it"
+    assert last == ["finish", 0], "or the next run of a sweep would go on writing to it"
     settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
     assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
     logged = [content for event, content in events if event == "log"]
@@ -148,7 +145,7 @@ def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
     run = short_run(text_file, tmp_path / "run", gradient_clip_val=None, optim=OptimConfig(lr=1e15, warmup_steps=0))
     run.logger = LoggerConfig(wandb=WandbConfig(offline=True))
     assert finish(run, partial(use_stand_in, tmp_path)) == 2
-    assert tracked(tmp_path)[-1] == ["finish", None]
+    assert tracked(tmp_path)[-1] == ["finish", 1]
 
 
 def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged: Path, tmp_path: Path) -> None:

@@ -38,6 +38,6 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
 def test_the_plain_loop_is_a_command_without_lightning_and_hydra() -> None:
     script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/lab/ablation', '1']"
     script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"
-    script += "; assert not {'lightning', 'hydra'} & sys.modules.keys()"
+    script += "; assert not {'lightning_fabric', 'hydra'} & sys.modules.keys()"
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (answer.returncode, "bits per byte" in answer.stdout) == (0, True), answer.stderr

@@ -263,7 +263,7 @@ def _encode_sources(
         _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}", quiet)
     notes = _notes(texts, unsuitable, config, tokenizer)
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
-        notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size} tokens")
+        notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size:,} tokens")
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
     meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val), "notes": notes, **_ngram(train, val)}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Trackers beside metrics.csv: TensorBoard's logger of Fabric, and W&B's of Lightning."""
+"""Trackers beside metrics.csv: TensorBoard by the logger of Fabric, and Weights & Biases by its own package."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import Logger
-from lightning.fabric.loggers.tensorboard import TensorBoardLogger
-from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from lm.config import RunConfig, flat
 from lm.errors import UserError, without_secrets
@@ -57,8 +56,6 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
     finally:
         for logger in loggers:
             logger.finalize(status)
-            if not isinstance(logger, TensorBoardLogger):  # else the next run of a sweep would go on in this one
-                logger.experiment.finish()
 
 
 def log_result(loggers: list[Any], settings: dict[str, Any], result: dict[str, Any]) -> None:
@@ -71,16 +68,32 @@ def log_result(loggers: list[Any], settings: dict[str, Any], result: dict[str, A
             logger.log_metrics(scores, step)
 
 
-def _tensorboard(folder: Path, run_id: str, resume_step: int, dir: str | None) -> Logger:
+class Wandb:
+    """A run of Weights & Biases, with the methods of a logger of Fabric."""
+
+    def __init__(self, folder: Path, run_id: str, resume_step: int, project: str, offline: bool, dir: str | None):
+        import wandb
+
+        mode = "offline" if offline else "online"
+        place = dir or str(folder)
+        self.run = wandb.init(project=project, name=folder.name, dir=place, id=run_id, resume="allow", mode=mode)
+        # Steps of their own: W&B drops a row whose step it has seen, as a resumed run makes some.
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step", step_sync=True)
+
+    def log_hyperparams(self, settings: dict[str, Any]) -> None:
+        self.run.config.update(settings, allow_val_change=True)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.run.log(metrics | {"step": step})
+
+    def finalize(self, status: str) -> None:
+        self.run.finish(exit_code=int(status != "success"))  # else the next run of a sweep would go on in this one
+
+
+def _tensorboard(folder: Path, run_id: str, resume_step: int, dir: str | None) -> TensorBoardLogger:
     options: dict[str, Any] = {"version": "", "default_hp_metric": False, "purge_step": resume_step + 1}
     return TensorBoardLogger(dir or folder, name="" if dir else "tensorboard", **options)
 
 
-def _wandb(folder: Path, run_id: str, resume_step: int, project: str, offline: bool, dir: str | None) -> Logger:
-    from lightning.pytorch.loggers import WandbLogger
-
-    options: dict[str, Any] = {"project": project, "offline": offline, "id": run_id, "resume": "allow"}
-    return WandbLogger(name=folder.name, save_dir=dir or folder, **options)
-
-
-TRACKERS: dict[str, Callable[..., Logger]] = {"tensorboard": _tensorboard, "wandb": _wandb}
+TRACKERS: dict[str, Callable[..., Any]] = {"tensorboard": _tensorboard, "wandb": Wandb}

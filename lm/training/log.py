@@ -193,9 +193,9 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
     if resume_step:
         log.info("resuming from step %d", resume_step)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
-        log.warning("data: the training text has only %s tokens; so short a text is memorised", n_tokens)
+        log.warning("data: the training text has only %s tokens; so short a text is memorised", f"{n_tokens:,}")
     if (n_scored := len(data.val) - 1) < FEW_SCORED:
-        log.warning("data: the validation text has only %d tokens, whose score says little", n_scored)
+        log.warning("data: the validation text has only %s tokens, whose score says little", f"{n_scored:,}")
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
 

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from lm.config import TrainerConfig
 from lm.errors import UserError
@@ -31,9 +31,8 @@ def build_fabric(trainer: TrainerConfig) -> Fabric:
 
     torchrun or Slurm may have started the processes. Raises UserError if they cannot be had.
     """
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # hides tips
-    warnings.filterwarnings("ignore", module="lightning", message=".*srun.*")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides tips
+    warnings.filterwarnings("ignore", module="lightning_fabric", message=".*srun.*")
     launchers = {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"}
     if trainer.num_nodes > 1 and not launchers & {*os.environ}:
         expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"

@@ -16,7 +16,7 @@ from lm.training.optim import step_flops
 from lm.training.state import State
 
 SETTINGS = ("config_hash", "data_hash", "data_revision", "tokenizer_hash", "threads", "code")
-PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
+PACKAGES = ("torch", "lightning-fabric", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 
 
 def cost_of(net: Transformer, run: RunConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import nn
 
 from lm.config import REQUESTED, RunConfig, check_init, config_hash, flat, requested_settings, same_run
@@ -70,6 +70,10 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
+    if directory and directory.has_begun():
+        directory.check_same_run(
+            run, {}
+        )  # again in `setup` with the hashes of the text, which may take minutes to read
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
     directory = directory or RunDirectory(default_directory(run, config_hash(run, **hashes)))

@@ -42,7 +42,7 @@ from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
 
-PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
+PACKAGES = ("torch", "lightning-fabric", "scipy", "numpy", "tokenizers", "datasets")
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
 Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # settings by arm and seed
 MAX_TRIES = 2  # of a run that fails or is killed, in one call
