@@ -260,7 +260,7 @@ class DataConfig:
     """The source of the text, its split, and the size of a batch."""
 
     source: str = aside("stdlib")  # kind of text; the group data chooses it
-    path: str | None = aside(None)  # file, folder, glob, address, or the Hub's owner/name
+    path: str | None = aside(None)  # file, folder, glob, URL, or the Hub's owner/name
     sha256: str | None = aside(None)  # text: hash that its one file must have, decompressed
     name: str | None = aside(None)  # hub: configuration of a data set that has several
     revision: str | None = aside(None)  # hub: commit, tag or branch; null: newest commit of main
@@ -333,7 +333,7 @@ class DataConfig:
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
     kind: str = aside("bpe")  # bpe, char, byte or file
-    vocab_size: int | None = aside(2048)  # bpe: most tokens, end of text included
+    vocab_size: int | None = aside(2048)  # bpe: largest number of tokens, end of text included
     path: str | None = aside(None)  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
@@ -361,7 +361,7 @@ class OptimConfig:
     """
 
     name: str = "adamw"  # adamw or muon
-    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all where adam_lr is null
+    lr: float = 3e-3  # learning rate of the matrices of the blocks; if adam_lr is null of all weights
     adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier scale it
     lr_scale: float = 1.0  # factor of the peak learning rate of every parameter group
     momentum: float | None = None  # muon: decay of the moving average of the gradients
@@ -408,7 +408,7 @@ class TrainerConfig:
     num_nodes: int = 1  # number of machines
     strategy: str = "auto"  # ddp or a variant of it; auto: ddp on several devices
     precision: str = "auto"  # 32-true or bf16-mixed; auto: bf16-mixed where it is native
-    max_steps: int = 1600  # length in optimizer steps, unless max_epochs, max_tokens or max_minutes
+    max_steps: int = 1600  # length in optimizer steps, if max_epochs, max_tokens and max_minutes are null
     max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
     accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
@@ -523,7 +523,7 @@ class RunConfig:
     loss_temperature: float = 1.0  # number that training divides the logits by
     activation_checkpointing: bool = aside(False)  # recompute blocks: less memory, 1/3 more FLOPs
     compile: bool = False  # whether torch.compile compiles the steps; see docs/performance.md
-    run_dir: str | None = aside(None)  # directory; null: runs/NAME, which ends in the run's hash
+    run_dir: str | None = aside(None)  # directory; null: a folder in runs/ whose name ends in the run's hash
     other_code: bool = aside(False)  # true: resume a run that another version of the code began
 
     def __post_init__(self) -> None:

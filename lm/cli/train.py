@@ -1,8 +1,9 @@
 """Train one run: lm-lab train [TEXT] [group=choice] [key=value ...]
 
-TEXT is a file, folder, glob or address; its size chooses the experiment. Without a text, the source
-of Python's standard library is read. The same command resumes a run that was interrupted and shows a
-run that is finished. -m head=tied,untied seed=0,1 trains four runs.
+TEXT is a file, folder, glob or URL. Its size chooses a recipe (experiment=), which replaces some of the
+defaults below. Without a text, the source of Python's standard library is read. The same command resumes
+a run that was interrupted and shows a run that is finished. The flag -m trains a run for each combination
+of values: -m head=tied,untied seed=0,1 trains four.
 """
 
 import gc

@@ -160,7 +160,7 @@ class Progress:
             return
         seconds = (now - self.started) / TIMED_STEPS
         left = duration((self.run.steps - self.state.step) * seconds)
-        _write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
+        _write_line(f"about {left} to go, estimated from the first {TIMED_STEPS} steps")
 
     def _write_validation(self, row: dict[str, float]) -> None:
         """Write the losses of a validation, and what the model writes."""
@@ -173,7 +173,7 @@ class Progress:
         for prompt in prompts[:1]:
             with suppress(UserError):  # a prompt with a character that the tokenizer lacks
                 text = generate(state.eval_net, self.data.tokenizer, prompt, SAMPLE_TOKENS)
-                line = f'  sample: "{prompt}" -> "{text}"'
+                line = f'  after "{prompt}" the model writes: {text}'
                 width = shutil.get_terminal_size((100, 24)).columns - 1
                 _write_line(printable(line).replace("\n", "\\n")[:width])
 
@@ -188,8 +188,8 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
     epochs = run.steps * run.tokens_per_step / len(data.train)
     is_learned = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
     advice = "; read so often, the text is learned by heart: see docs/own-text.md" if is_learned else ""
-    readings = f"{run.steps:,} steps, which read the text of {len(data.train):,} tokens {epochs:.1f} times"
-    log.info("%s: %s parameters, %s%s", folder, f"{n_params:,}", readings, advice)
+    readings = f"{run.steps:,} steps read the {len(data.train):,} training tokens {epochs:.1f} times"
+    log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", readings, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
@@ -205,8 +205,8 @@ def log_baseline(result: dict[str, Any]) -> None:
     bits, baseline = result["val_bpb"], result["baselines_bpb"].get("ngram", math.inf)
     if bits > baseline:
         log.warning(
-            "%.3f bits per byte are more than the %.3f of an n-gram model of this text; "
-            "docs/own-text.md says what to change",
+            "%.3f bits per byte; an n-gram model of the same text reaches %.3f: "
+            "see docs/own-text.md#if-the-n-gram-model-is-better",
             bits,
             baseline,
         )

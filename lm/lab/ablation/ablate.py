@@ -39,7 +39,7 @@ from lm.lab.ablation.plan import (
     now,
     seconds_to_go,
 )
-from lm.lab.ablation.question import BUDGETS, AblateConfig
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
@@ -138,7 +138,7 @@ class _Progress:
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(seconds_to_go(self.plan, self.step))
         self.print_line(
-            f"{self.n_ended} of {self.n_runs}, {run.arm}{at}, seed {run.seed}: {score}{reason}; about {to_go} to go"
+            f"run {self.n_ended} of {self.n_runs}: {run.arm}{at}, seed {run.seed}, {score}{reason}; about {to_go} to go"
         )
         if (start := time.monotonic()) >= self.next_report:
             results = results_of(self.step.record, self.plan.reader)
@@ -162,7 +162,7 @@ class _Progress:
 def plan_table(plan: Plan, step: Step, results: Results) -> str:
     """Return the arms with what they cost, the runs, and how long all of it takes."""
     question, record, counts = plan.question, results.record, results.counts()
-    rows = [["arm", "parameters", "FLOPs per token", "ms per step", f"tokens at equal {BUDGETS[question.budget]}"]]
+    rows = [["arm", "parameters", "FLOPs per token", "ms per step", "training tokens"]]
     for arm in plan.arms.values():
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, f"{arm.steps * arm.tokens_per_step:,}"])
@@ -181,7 +181,7 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
         lines += [f"{unused} finished run{'s' * (unused > 1)} in this folder no longer count: {reason}"]
     lines += [*map(str, plan_warnings(record)), _power(results)]
     time = duration(seconds_to_go(plan, step))
-    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
+    lines += [f"about {time} to go, as measured on this machine{busy()}; the results go to {plan.reader.folder}"]
     return printable("\n".join(lines))
 
 

@@ -38,7 +38,7 @@ class Question:
     lm.errors.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
-    name: str  # name of the ablation; of a file, the name of the file
+    name: str  # name of the ablation; for a question in a file, the name of the file
     question: str  # question that the report answers
     arms: dict[str, list[str]]  # settings that each arm changes, by the name of the arm
     overrides: list[str] = field(default_factory=list)  # settings of all arms; {seed} becomes the seed of the run
@@ -49,13 +49,15 @@ class Question:
     seeds: list[int]  # seeds at which each arm is trained
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
     folds: bool = True  # whether each pair holds out another part of the text
-    first_fold: float = 0.0  # part that the first pair holds out; a confirmation begins at another part
+    first_fold: float = 0.0  # number of the part that the first pair holds out
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
-    budget: str = "tokens"  # what training holds equal: tokens or flops
+    budget: str = "tokens"  # what is equal for all arms: training tokens or training flops
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> setting that matches its baseline's size
-    tune: str | None = None  # setting whose best value scores each arm: learning_rate, or a number of train
-    looks: list[int] = field(default_factory=list)  # numbers of seeds after which it may stop; empty: only after all
+    tune: str | None = None  # tuned setting: learning_rate (also: true), or a setting of train that is a number
+    looks: list[int] = field(
+        default_factory=list
+    )  # numbers of seeds after which the ablation may stop early; empty: none
 
     def __post_init__(self) -> None:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
@@ -180,12 +182,12 @@ class AblateConfig:
     plan_only: bool = False  # show what would be run and what it costs, and train nothing
     report: bool = True  # write the pages, tables and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
-    exit_code: str = "done"  # what the exit code reports: done, or the verdict (0, 10, 11, 12: see docs/agents.md)
+    exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
     executor: str = "local"  # where runs are made: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    workers: int | None = None  # runs at a time; null: one for each GPU, else for each core; 64 jobs on Slurm
-    overrides: list[str] = field(default_factory=list)  # settings of train that are typed, for all arms
+    workers: int | None = None  # runs at a time; null: one for each GPU; without a GPU one for each core; 64 on Slurm
+    overrides: list[str] = field(default_factory=list)  # the settings of train that were typed; not to be set by hand
 
     def __post_init__(self) -> None:
         expand_paths("", self, "output_dir", "confirm")
@@ -206,7 +208,7 @@ class ReportConfig:
     margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
     higher: bool = False  # of rows: higher is better
     json: bool = False  # of an ablation or rows: print one JSON object with the verdicts, and nothing else
-    exit_code: str = "done"  # what the exit code reports: done, or the verdict (0, 10, 11, 12: see docs/agents.md)
+    exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
 
     def __post_init__(self) -> None:
         expand_paths("", self, "output_dir", "run_dir", "rows")

@@ -136,7 +136,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "equivalence margin", "not given, so nothing is called equivalent"
     else:
         words = f" ({margin_in_words(question.metric, margin)})" if question.metric == "val_loss" else ""
-        yield "equivalence margin", f"±{margin:g}{words}, the smallest difference that matters"
+        yield "equivalence margin", f"±{margin:g} {results.unit}{words}, the smallest difference that matters"
     if question.metric not in RUN_METRICS:
         return
     budgets = dict.fromkeys(row.budget for row in results.contrasts)  # of a frozen study there may be several
@@ -175,10 +175,10 @@ def _scored(results: Results) -> str:
     if not tokens:
         return "not known"
     if len(tokens) == 1:
-        return f"{tokens[0]:,} tokens, the same for all pairs: intervals count the seeds and no other text"
+        return f"{tokens[0]:,} tokens, the same for all pairs, so intervals include the differences between seeds alone"
     each = " to ".join(dict.fromkeys(f"{n:,}" for n in (min(tokens), max(tokens))))
-    whole = f"each pair holds out a part of its own, of {each} tokens, {sum(tokens):,} in all"
-    return f"{whole}: intervals count the seeds and the texts"
+    whole = f"each pair has a part of the text of its own ({each} tokens, {sum(tokens):,} in all)"
+    return f"{whole}, so intervals include the differences between seeds and between texts"
 
 
 def _tuning(results: Results) -> str:
@@ -193,7 +193,7 @@ def _tuning(results: Results) -> str:
 def _design(results: Results) -> str:
     changed = [design["results"] for design in results.record.designs if design["results"]]
     if not changed:
-        return "unchanged since before the first result"
+        return "not changed after the first result"
     return f"changed after {' and '.join(map(str, changed))} results"
 
 

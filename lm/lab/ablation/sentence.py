@@ -35,7 +35,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
     if tuning and question.tune is None:
         n = len(question.arms) * len(question.seeds) * len(LADDER)
-        parts.append(f"tune=true tunes them, in {n} runs or more")
+        parts.append(f"to tune the learning rates, add tune=true ({n} runs or more)")
     return "; ".join(filter(None, parts)) + "."
 
 
@@ -128,7 +128,8 @@ def _missing(contrast: Contrast) -> list[str]:
     if margin and contrast.seeds_needed and contrast.seeds_needed > contrast.n_seeds:
         told.append(f"about {contrast.seeds_needed} seeds would detect {margin_in_words(contrast.metric, margin)}")
     elif contrast.minimum_detectable is not None:
-        told.append(f"a difference of {fixed(contrast.minimum_detectable, contrast.digits)} would be detected")
+        size = fixed(contrast.minimum_detectable, contrast.digits)
+        told.append(f"these seeds would detect a difference of {size} {METRICS[contrast.metric][1]}")
     return told
 
 

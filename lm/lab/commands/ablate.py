@@ -1,8 +1,8 @@
 """Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]
 
-KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or address. In a line,
-seeds=N, margin=M, tune=true and folds=false are short for settings below. tune=true scores each value at its own best
-learning rate.
+KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or URL. On the command line
+seeds=, margin=, tune= and folds= are short for ablation.seeds= and so on (margin= for ablation.equivalence_margin=).
+tune=true scores each value at its own best learning rate.
 
 The command plans, trains each arm at each seed, and writes a report. The same command continues with the runs that are
 missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output. You can add any
@@ -178,9 +178,13 @@ def _is_own(word: str) -> bool:
 def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     line = command_line("ablate", "head=tied,untied", *texts)
     short = command_line("ablate", "ablation=smoke")
-    ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
+    ways = f"for example {line}, or {short} for a first look; docs/ablations.md has questions in a file"
     single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
-    what = f"{single[0]}: has one value, and a question needs two" if single else "ablation: no question is given"
+    what = (
+        f"{single[0]}: has one value, a question needs two with a comma between"
+        if single
+        else "ablation: no question is given"
+    )
     return f"{what}; {ways}"
 
 
