@@ -9,11 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -30,24 +28,13 @@ from lm.lab.ablation.folder import (
     read_record,
     write_record,
 )
-from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
-from tests.helpers.ablation_folder import Page
-from tests.helpers.ablations import (
-    SHORT,
-    Lab,
-    draw_nothing,
-    instant,
-    losses,
-    plan_in_a_moment,
-    question,
-    statuses,
-    workers_of,
-)
+from tests.helpers.ablation_folder import Page, numbers, question
+from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, statuses, workers_of
 from tests.helpers.runs import composed, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -55,130 +42,148 @@ THREE = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=unti
 
 
 @pytest.fixture
-def lab(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+def lab(tmp_path, corpus, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan_in_a_moment(monkeypatch)
     return Lab(tmp_path, corpus, SHORT)
 
 
-Instantly = Callable[[Callable[[RunSpec], float | Failure]], list[str]]
-
-
 @pytest.fixture
-def instantly(monkeypatch: pytest.MonkeyPatch) -> Instantly:
+def instantly(monkeypatch):
     """Let runs end at once with a loss of their own; returns the list to which the name of each run is added."""
 
-    def set_loss(loss: Callable[[RunSpec], float | Failure]) -> list[str]:
-        executor = instant(loss)
+    def set_loss(loss):
+        engine = instant(loss)
         draw_nothing(monkeypatch)
-        monkeypatch.setitem(ENGINES, "local", executor)
-        return executor.made  # type: ignore[attr-defined, no-any-return]
+        monkeypatch.setitem(ENGINES, "local", engine)
+        return engine.made
 
     return set_loss
 
 
-def summaries(results: Any) -> str:
+def summaries(results):
     return " ".join(warning.summary for warning in report_warnings(results))
 
 
-def near(spec: RunSpec) -> float:
+def near(spec):
     is_untied = spec.run.head.name == "untied"
     return 1 + 0.1 * is_untied + 0.001 * math.sin((9 + is_untied) * spec.run.seed)
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- what is missing is made, and nothing else
 
 
+def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
+    """Whatever became of the runs of an earlier call."""
+    ends = {("tied", 1): math.nan, ("untied", 1): Failure.ERROR, ("untied", 2): Failure.KILLED}
+    made = instantly(lambda spec: ends.get((spec.arm, spec.seed), near(spec)))
+    asked = {"seeds": [0, 1, 2, 3]}
+    first = lab.run(**asked)
+    assert first.counts() == {"done": 5, "failed": 2, "diverged": 1, "missing": 0}
+    assert first.record.ended is None
+    assert "2 of 8 runs have failed" in summaries(first)
+    names = {(run.arm, run.seed): run.run_dir for run in first.record.runs}
+    failed = {names["untied", 1], names["untied", 2]}
+    assert {name for name in made if made.count(name) == 2} == failed, "a run that fails is tried twice"
+    shutil.rmtree(lab.out / names["tied", 2])
+    shutil.rmtree(lab.out / names["tied", 3])
+    path = lab.out / "results.csv"  # which has lost the row of the last
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if names["tied", 3] not in line))
+    made = instantly(near)
+    again = lab.run(**asked)
+    assert {*made} == failed | {names["tied", 3]}, "a row stands for a run without a folder"
+    assert "finished runs without a folder, read from results.csv: 1; " in lab.tables[-1]
+    assert again.counts() == {"done": 7, "failed": 0, "diverged": 1, "missing": 0}
+    before = files(lab.out)
+    lab.run(**asked)
+    assert (files(lab.out), len(made)) == (before, 3), "all is there"
+    other = lab.run(seeds=[0, 1, 2], arms=THREE, baseline="untied", primary=[])
+    assert len(made) == 6, "an arm is added, and the baseline changes"
+    assert other.runs.run_dir[other.runs.purpose == "unused"].tolist() == [names["tied", 3], names["untied", 3]]
+
+
 @pytest.mark.nightly
-def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
+def test_a_run_of_an_ablation_is_the_run_that_train_makes(lab):
     done = lab.run()
-    first = lab.results()
-    assert ({*statuses(done).values()}, len(first)) == ({"done"}, 4)
-    files = {name: (lab.out / name).read_bytes() for name in ("ablation.json", "report.html", "results.csv")}
-    lab.run()
-    assert {name: (lab.out / name).read_bytes() for name in files} == files
+    assert ({*statuses(done).values()}, len(lab.results())) == ({"done"}, 4)
     spec = next(spec for spec in lab.asked() if (spec.arm, spec.seed) == ("untied", 1))
     alone = train(replace(spec.run, run_dir=str(lab.root / "alone")))[1]
     whole = json.loads((lab.out / spec.run_dir / "result.json").read_text())
     clock = ("seconds", "tokens_per_second")
     assert {key: alone[key] for key in alone if key not in clock} == {k: whole[k] for k in whole if k not in clock}
-    grown = lab.run(arms=THREE, seeds=[0, 1, 2])
-    assert (len(lab.results()), first.items() <= lab.results().items()) == (9, True)
-    assert {*statuses(grown).values()} == {"done"}
     lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
-    assert "9 finished runs in this folder no longer count" in lab.table(arms=THREE, seeds=[0])
-    assert len(lab.results()) == 9
+    lab.plan(seeds=[0])
+    assert "4 finished runs in this folder no longer count" in lab.tables[-1]
+    assert len(lab.results()) == 4
 
 
 @pytest.mark.slow
-def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(near)
-    before = lab.run(seeds=[0, 1, 2])
-    n, kept = len(made), (lab.out / "results.csv").read_text()
-    shutil.rmtree(lab.out / "runs")
-    (lab.out / "report.html").unlink()  # so that all is written again
-    after = lab.run(seeds=[0, 1, 2])
-    assert "finished runs without a folder, read from results.csv: 6; " in lab.tables[-1]
-    assert len(made) == n
-    assert (lab.out / "results.csv").read_text() == kept
-    assert after.contrasts == before.contrasts
-    first = before.runs.run_dir[0]
-    rows = [line for line in kept.splitlines() if first not in line]
-    (lab.out / "results.csv").write_text("\n".join(rows) + "\n")
-    again = lab.run(seeds=[0, 1, 2])
-    assert made[n:] == [first], "a run without a row is made"
-    assert losses(again) == losses(before)
-    fewer = lab.run(seeds=[0, 1])
-    assert [*fewer.runs.purpose].count("unused") == 2
-    assert (lab.out / "results.csv").read_text().count(",unused,") == 2, "rows that are not asked for are kept"
-
-
-@pytest.mark.slow
-def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is_told(
-    lab: Lab, instantly: Instantly
-) -> None:
+def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is_told(lab, instantly):
     made = instantly(near)
     first = lab.run(seeds=[0, 1, 2])
-    assert json.loads((lab.out / "report.json").read_text())["contrasts"][0]["verdict"] == "worse"
     assert "design" not in summaries(first)
     assert "Design: unchanged since before the first result." in (lab.out / "report.md").read_text()
     again = lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
-    assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 9.0
-    assert read_record(lab.out).question.equivalence_margin == 9.0
+    assert (numbers(lab.out)["equivalence_margin"], read_record(lab.out).question.equivalence_margin) == (9.0, 9.0)
     assert "The design changed after 6 results." in summaries(again)
     lab.run(seeds=[0, 1, 2], equivalence_margin=8.0, report=False)
     lab.run(seeds=[0, 1, 2], equivalence_margin=8.0)
-    assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 8.0, (
-        "a stale report is drawn again"
-    )
-    assert "refresh" not in Page(lab.out).meta
-    more = lab.run(seeds=[0, 1, 2, 3], arms=THREE, equivalence_margin=9.0)
-    assert (len(made), "The design changed after 6 and 6 and 6 results." in summaries(more)) == (12, True)
+    assert numbers(lab.out)["equivalence_margin"] == 8.0, "a stale report is written again"
+    assert len(made) == 6
 
 
-def test_runs_of_a_folder_are_of_one_question(lab: Lab, instantly: Instantly) -> None:
-    """Two files of one name never share a folder, and a question in it may only grow."""
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly, monkeypatch):
     made = instantly(near)
+    lab.out.mkdir()
+    (lab.out / ".partial-host-1-0-ablation.json").touch()  # as a kill leaves it in the first write
     lab.run(seeds=[0])
-    files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
-    others: list[dict[str, Any]] = [
-        {"arms": {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}, "primary": []},
-        {"arms": {"tied": ["head=tied"], "untied": ["head=untied", "model.d_ff=48"]}},
-        {"overrides": ["optim.lr=0.01"]},
-    ]
-    for changes in others:
-        with pytest.raises(UserError, match=r"out: holds another ablation, with finished runs of (un)?tied \("):
-            lab.run(**changes, seeds=[0])
-    assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
-    lab.run(seeds=[0, 1], arms=THREE, baseline="untied", primary=[])
-    assert len(made) == 6, "arms and seeds are added, and the baseline changes"
+    (lab.root / "stranger").mkdir()
+    (lab.root / "stranger/thesis.txt").touch()
+    before = files(lab.root)
+    another = r"^output_dir=.*/out: holds another ablation, with finished runs of (un)?tied \("
+    for typed, changes, message in (
+        ([], {"arms": {"tied": ["head=tied"], "other": ["head=untied"]}, "primary": []}, another),
+        ([], {"arms": {"tied": ["head=tied"], "untied": THREE["copied"]}}, another),
+        (["optim.lr=0.01"], {}, another),
+        ([], {"folder": "stranger"}, "^output_dir=.*/stranger: holds no ablation"),
+        ([], {"folder": "/proc/nowhere"}, "^output_dir=/proc/nowhere: cannot be written to"),
+        (["data.path=absent.txt"], {"folder": "new/out"}, "absent"),
+    ):
+        with pytest.raises(UserError, match=message):
+            lab.run(*typed, **{"seeds": [0]} | changes)
+    with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
+        lab.run(seeds=[0, 1])
+    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
+    with pytest.raises(UserError, match=r"out: holds 2 finished runs of other code \(tied, untied\); name another"):
+        lab.run(seeds=[0, 1])
+    assert {path: content for path, content in files(lab.root).items() if path in before} == before
+    assert (len(made), (lab.root / "new").exists()) == (2, False)
+
+
+def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path):
+    def folder_of(*overrides):
+        return default_dir(AblateConfig(ablation=question(), overrides=[*overrides]))
+
+    typed = ["optim.lr=0.03", "model.d_ff=48", "data.path='a b.txt'", "optim.betas=[0.9,1.0]"]
+    other = ["optim.lr=9", "data.path=a b.txt", "+optim={betas: [0.9, 1.0], lr: 0.030}", "model.d_ff=48.0"]
+    assert folder_of(*typed) == folder_of(*typed[::-1]) == folder_of(*other)
+    assert (str(folder_of()), len(str(folder_of(*typed)))) == ("ablations/test", len("ablations/test-12345678"))
+    others = [["optim.lr=0.031"], ["optim.lr=0.3"], ["model.d_ff=48"], ["data.path=it's.txt"], ["data.path=its.txt"]]
+    assert len({folder_of(*words) for words in (typed, *others)}) == 1 + len(others)
+    write_record(AblationRecord(question=question(), overrides=typed), tmp_path)
+    assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
+
+
+# --- calls that end early
 
 
 @pytest.mark.slow
-def test_the_page_is_written_while_the_runs_are_made(
-    lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def until_the_fourth(spec: RunSpec) -> float:
+def test_the_page_is_written_while_the_runs_are_made(lab, instantly, monkeypatch, capsys):
+    def until_the_fourth(spec):
         if len(made) > 3:
             raise KeyboardInterrupt
         return near(spec)
@@ -187,52 +192,111 @@ def test_the_page_is_written_while_the_runs_are_made(
     monkeypatch.setattr("lm.lab.ablation.ablate.REPORT_SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
         lab.run()
-    page = (lab.out / "report.html").read_text()
-    assert "Results so far" in page
-    assert 'http-equiv="refresh"' in page, "it is written again"
+    assert "Results so far" in Page(lab.out).text
+    assert "refresh" in Page(lab.out).meta, "it is written again"
     assert (lab.out / "results.csv").read_text().count(",done,") == 2
     write_report(read_results(lab.out))
     assert "refresh" not in Page(lab.out).meta, "nobody is at work there any more"
     assert "results so far: " in capsys.readouterr().err
 
 
-def test_runs_of_other_code_are_refused(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_killed_at_its_end_leaves_a_folder_that_the_next_one_completes(lab, instantly, monkeypatch):
+    def die(results, is_at_work):
+        raise KeyboardInterrupt
+
     made = instantly(near)
-    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "first")
-    lab.run(seeds=[0])
-    files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
-    monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "second")
-    message = r"out: holds 2 finished runs of other code \(tied, untied\); name another output_dir=DIR, or install"
-    for changes in ({"seeds": [0]}, {"seeds": [0, 1]}):
-        with pytest.raises(UserError, match=message):
-            lab.run(**changes)
-    assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
-    assert len(made) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("lm.lab.ablation.ablate.write_report", die)
+        with pytest.raises(KeyboardInterrupt):
+            lab.run()
+    assert read_record(lab.out).ended is None
+    lab.run()
+    assert (read_record(lab.out).ended is not None, len(made)) == (True, 4)
+
+
+def test_a_look_that_decides_ends_the_ablation(lab, instantly):
+    made = instantly(near)
+    for _ in range(2):  # a later call finds it decided
+        results = lab.run(seeds=[0, 1, 2, 3], looks=[3, 4])
+        assert (len(made), {*results.reported.seed}, len(read_record(lab.out).runs)) == (6, {0, 1, 2}, 6)
+    assert "decided with 3 of 4 seeds, so 2 runs were not made" in (lab.out / "report.md").read_text()
+    assert "decided with 3 of 4 seeds" in lab.tables[-1]
+
+
+# --- tuned arms
+
+TUNED = {"tune": "optim.lr", "seeds": [0, 1, 2], "overrides": ["optim.lr=0.02"]}
+OPTIMUM = {"tied": 0.08, "untied": 0.03}  # of the learning rate
+
+
+def bowl(spec):
+    """A loss with the same shape for all arms and its lowest point at OPTIMUM."""
+    far = math.log2(spec.run.optim.lr / OPTIMUM[spec.run.head.name])
+    return 1 + 0.1 * far**2 + 1e-4 * math.sin(9 * spec.run.seed + spec.factor)
+
+
+@pytest.mark.slow
+def test_every_arm_is_scored_at_its_own_best_value(lab, instantly):
+    made = instantly(bowl)
+    results = lab.run(**TUNED)
+    best = {arm: 0.02 * (ladder.best or 0.0) for arm, ladder in results.ladders.items()}
+    assert best == pytest.approx(OPTIMUM, rel=0.03)
+    scored = [score for ladder in results.ladders.values() for score in ladder.scores.values()]
+    assert scored == pytest.approx([1.0] * 6, abs=1e-3), "both, at their best"
+    assert len(made) == len({*made}) == len(results.runs), "the runs of the pilot count in the ladder"
+    assert results.runs.purpose.value_counts().to_dict() == {"reported": 2 * 5 * 3, "pilot": 2 * 2 + 1 * 2}
+    assert results.is_whole()
+    grown = lab.run(**TUNED | {"seeds": [0, 1, 2, 3]})
+    assert (len(made), grown.contrasts[0].n_seeds) == (len(results.runs) + 10, 4)
+
+
+@pytest.mark.slow
+def test_a_value_that_fails_twice_is_dropped_and_a_lost_run_keeps_its_seed_out_until_they_are_made(lab, instantly):
+    ends = {("tied", 4, 1): Failure.ERROR, ("untied", 1, 2): Failure.KILLED}
+    made = instantly(lambda spec: ends.get((spec.arm, spec.factor, spec.seed)) or bowl(spec))
+    results = lab.run(**TUNED)
+    assert {arm: ladder.dropped for arm, ladder in results.ladders.items()} == {"tied": [4.0], "untied": []}
+    assert 0.02 * (results.ladders["tied"].best or 0.0) == pytest.approx(0.057, abs=0.003), "the upper end that is left"
+    assert results.contrasts[0].seeds == [0, 1]
+    assert results.record.ended is None
+    twice = {name for name in made if made.count(name) == 2}
+    assert {name.rpartition("-")[0] for name in twice} == {"runs/tied-seed1", "runs/untied-seed2"}
+    planned = lab.run(**TUNED, plan_only=True)
+    assert planned.runs.purpose.tolist() == results.runs.purpose.tolist(), "what was decided stays until it is mended"
+    mended = instantly(bowl)
+    after = lab.run(**TUNED)
+    assert (after.ladders["tied"].dropped, after.contrasts[0].seeds) == ([], [0, 1, 2])
+    assert twice <= {*mended}, "the same command makes them again"
+
+
+@pytest.mark.slow
+def test_an_arm_that_never_trains_gets_no_ladder(lab, instantly):
+    made = instantly(lambda spec: math.nan if spec.arm == "untied" else bowl(spec))
+    results = lab.run(**TUNED)
+    assert (results.contrasts[0].verdict, results.contrasts[0].untrainable) == ("worse", ["untied"])
+    assert len([name for name in made if "untied" in name]) <= 2 * 9 + 3
+    assert results.is_whole()
+
+
+# --- real runs
 
 
 @pytest.mark.nightly
-def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> None:
+def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab):
     arms = {
         "good": ["head=tied"],
         "wild": ["head=tied", "optim.lr=1e15", "trainer.gradient_clip_val=0"],
         "broken": ["head=tied", "model.linear=tests.helpers.layers.Brittle"],
     }
-    asked: dict[str, Any] = {"arms": arms, "baseline": "good", "primary": [], "seeds": [0]}
-    results = lab.run(**asked)
-    ends = {"good": "done", "wild": "diverged", "broken": "failed"}
-    assert statuses(results) == {(arm, 0): ends[arm] for arm in arms}
-    (error,) = {run.error for run in results.runs.itertuples() if run.arm == "broken"}
+    results = lab.run(arms=arms, baseline="good", primary=[], seeds=[0])
+    assert statuses(results) == {("good", 0): "done", ("wild", 0): "diverged", ("broken", 0): "failed"}
+    (error,) = results.runs.error[results.runs.arm == "broken"]
     assert "a crack | in the glass" in error
-    logs = {path.name: path.read_text().count("Traceback") for path in lab.out.glob("runs/*.log")}
-    assert lab.run(**asked).counts()["failed"] == 1
-    for path in lab.out.glob("runs/*.log"):  # it would diverge again, and what failed may have been mended
-        is_repeated = path.read_text().count("Traceback") > logs[path.name]
-        assert is_repeated == path.name.startswith("broken")
 
 
 @pytest.mark.nightly
-def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) -> None:
-    def edit() -> None:
+def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab):
+    def edit():
         wait_for(lambda: [*lab.out.glob("runs/*/*.csv")])
         lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
 
@@ -246,183 +310,31 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) 
     assert all("has changed since" in error for error in errors)
 
 
-# --- folders
-
-
-@pytest.mark.slow
-def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, instantly: Instantly) -> None:
-    instantly(lambda spec: 1.0)
-    lab.out.mkdir()
-    (lab.out / ".partial-host-1-0-ablation.json").touch()  # as a kill leaves it in the first write
-    lab.run(seeds=[0])
-    (lab.root / "stranger").mkdir()
-    (lab.root / "stranger/thesis.txt").touch()
-    before = sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts)
-    for folder, typed, message in (
-        ("out", ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation, with finished runs of tied"),
-        ("stranger", [], "^output_dir=.*/stranger: holds no ablation"),
-        ("/proc/nowhere", [], "^output_dir=/proc/nowhere: cannot be written to"),
-        ("new/out", ["data.path=absent.txt"], "absent"),
-    ):
-        with pytest.raises(UserError, match=message):
-            lab.run(*typed, folder=folder)
-    with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
-        lab.run(seeds=[0, 1])
-    assert sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts) == before
-
-
-def folder_of(*overrides: str) -> Path:
-    return default_dir(AblateConfig(ablation=question(), overrides=[*overrides]))
-
-
-def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) -> None:
-    typed = ["optim.lr=0.03", "model.d_ff=48", "data.path='a b.txt'", "optim.betas=[0.9,1.0]"]
-    other = ["optim.lr=9", "data.path=a b.txt", "+optim={betas: [0.9, 1.0], lr: 0.030}", "model.d_ff=48.0"]
-    assert folder_of(*typed) == folder_of(*typed[::-1]) == folder_of(*other)
-    assert (str(folder_of()), len(str(folder_of(*typed)))) == ("ablations/test", len("ablations/test-12345678"))
-    others = [["optim.lr=0.031"], ["optim.lr=0.3"], ["model.d_ff=48"], ["data.path=it's.txt"], ["data.path=its.txt"]]
-    assert len({folder_of(*words) for words in (typed, *others)}) == 1 + len(others)
-    write_record(AblationRecord(question=question(), overrides=typed), tmp_path)
-    assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
-
-
-LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
-
-
 @pytest.mark.nightly
-def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(near)
-    results = lab.run(**LOOKS)
-    assert (len(made), {*results.reported.seed}, len(read_record(lab.out).runs)) == (6, {0, 1, 2}, 6)
-    assert "decided with 3 of 4 seeds, so 2 runs were not made" in (lab.out / "report.md").read_text()
-    again = lab.run(**LOOKS)
-    assert (len(made), {*again.reported.seed}) == (6, {0, 1, 2}), "a later call finds it decided"
-    assert "decided with 3 of 4 seeds" in lab.tables[-1]
-    assert "design" not in summaries(again)
-    assert "The design changed after 6" in summaries(lab.run(seeds=[0, 1, 2, 3]))
-    assert len(made) == 8
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_holds_up_no_other_and_counts_once_it_is_there(lab: Lab, instantly: Instantly) -> None:
-    broken = {"untied-seed1"}
-
-    def loss(spec: RunSpec) -> float | Failure:
-        if any(name in spec.run_dir for name in broken):
-            return Failure.ERROR
-        return near(spec)
-
-    made = instantly(loss)
-    results = lab.run(**LOOKS)
-    assert results.counts() == {"done": 7, "failed": 1, "diverged": 0, "missing": 0}
-    assert "1 of 8 runs have failed" in summaries(results)
-    assert results.record.ended is None, "not all runs have ended"
-    assert [name.rpartition("-")[0] for name in made].count("runs/untied-seed1") == 2, "it is tried twice"
-    broken.clear()
-    counts = lab.run(seeds=[0, 1, 2, 3]).counts()
-    assert counts == {"done": 8, "failed": 0, "diverged": 0, "missing": 0}
-    assert (len(made), made[-1].rpartition("-")[0]) == (10, "runs/untied-seed1")
-
-
-TUNED: dict[str, Any] = {"tune": "optim.lr", "seeds": [0, 1, 2], "overrides": ["optim.lr=0.02"]}
-OPTIMUM = {"tied": 0.08, "untied": 0.03}  # of the learning rate
-
-
-def bowl(spec: RunSpec) -> float:
-    """A loss with the same shape for all arms and its lowest point at OPTIMUM."""
-    far = math.log2(spec.run.optim.lr / OPTIMUM[spec.run.head.name])
-    return 1 + 0.1 * far**2 + 1e-4 * math.sin(9 * spec.run.seed + spec.factor)
-
-
-@pytest.mark.slow
-def test_every_arm_is_scored_at_its_own_best_value(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(bowl)
-    results = lab.run(**TUNED)
-    best = {arm: 0.02 * (ladder.best or 0.0) for arm, ladder in results.ladders.items()}
-    assert best == pytest.approx(OPTIMUM, rel=0.03)
-    scored = {arm: [*ladder.scores.values()] for arm, ladder in results.ladders.items()}
-    assert [*scored["tied"], *scored["untied"]] == pytest.approx([1.0] * 6, abs=1e-3), "both, at their best"
-    assert len(made) == len({*made}) == len(results.runs), "the runs of the pilot count in the ladder"
-    assert results.runs.purpose.value_counts().to_dict() == {"reported": 2 * 5 * 3, "pilot": 2 * 2 + 1 * 2}
-    page = Page(lab.out)
-    assert "Best values" in page.headings
-    assert (lab.out / "figures/ladder.svg").exists()
-    lab.run(**TUNED)
-    assert len(made) == len({*made})
-    grown = lab.run(**TUNED | {"seeds": [0, 1, 2, 3]})
-    assert (len(made), grown.contrasts[0].n_seeds) == (len(results.runs) + 10, 4)
-    assert results.is_whole()
-
-
-@pytest.mark.slow
-def test_a_value_that_fails_twice_is_dropped_and_the_question_goes_on(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda spec: Failure.ERROR if (spec.arm, spec.factor, spec.seed) == ("tied", 4, 1) else bowl(spec))
-    results = lab.run(**TUNED)
-    assert results.ladders["tied"].dropped == [4.0]
-    assert 0.02 * (results.ladders["tied"].best or 0.0) == pytest.approx(0.057, abs=0.003), "the upper end that is left"
-    assert results.contrasts[0].n_seeds == 3
-    twice = {name for name in made if made.count(name) == 2}
-    assert {name.rpartition("-")[0] for name in twice} == {"runs/tied-seed1"}
-    assert max(map(made.count, made)) == 2
-    assert results.record.ended is None
-    planned = lab.run(**TUNED, plan_only=True)
-    assert planned.runs.purpose.tolist() == results.runs.purpose.tolist(), "what was decided stays until it is mended"
-    mended = instantly(bowl)
-    assert lab.run(**TUNED).ladders["tied"].dropped == []
-    assert twice <= {*mended}, "the same command makes it again"
-
-
-@pytest.mark.slow
-def test_an_arm_that_never_trains_gets_no_ladder(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda spec: math.nan if spec.arm == "untied" else bowl(spec))
-    results = lab.run(**TUNED)
-    assert (results.contrasts[0].verdict, results.contrasts[0].untrainable) == ("worse", ["untied"])
-    assert len([name for name in made if "untied" in name]) <= 2 * 9 + 3
-    assert results.is_whole()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_lost_keeps_its_seed_out_and_no_value(lab: Lab, instantly: Instantly) -> None:
-    instantly(lambda spec: Failure.KILLED if (spec.arm, spec.seed) == ("tied", 2) and spec.factor == 4 else bowl(spec))
-    results = lab.run(**TUNED)
-    assert results.ladders["tied"].dropped == []
-    assert results.contrasts[0].seeds == [0, 1]
-    instantly(bowl)
-    assert lab.run(**TUNED).contrasts[0].seeds == [0, 1, 2]
-
-
-@pytest.mark.nightly
-def test_a_known_effect_is_found_and_a_known_null_is_not(lab: Lab) -> None:
-    """Real runs: a tied matrix at N(0, 1), the common mistake, and a configuration against itself."""
-    asked: dict[str, Any] = {"seeds": [0, 1, 2, 3, 4], "folds": True, "primary": [], "equivalence_margin": None}
-    naive = lab.run(
-        "trainer.max_steps=60", arms={"tied": ["head=tied"], "naive": ["head=tied_naive"]}, baseline="tied", **asked
-    )
+def test_a_known_effect_is_found_and_a_known_null_is_not(lab):
+    """A tied matrix at N(0, 1), the common mistake, and a configuration against itself."""
+    asked = {"seeds": [0, 1, 2, 3, 4], "folds": True, "primary": [], "equivalence_margin": None}
+    arms = {"tied": ["head=tied"], "naive": ["head=tied_naive"]}
+    naive = lab.run("trainer.max_steps=60", arms=arms, baseline="tied", **asked)
     assert naive.contrasts[0].verdict == "worse", naive.contrasts[0].sentence
-    null = lab.run(
-        "trainer.max_steps=60",
-        folder="null",
-        arms={"one": [], "other": []},
-        baseline="one",
-        seed_offsets={"other": 500},
-        **asked,
-    )
+    same = {"arms": {"one": [], "other": []}, "baseline": "one", "seed_offsets": {"other": 500}}
+    null = lab.run("trainer.max_steps=60", folder="null", **same, **asked)
     assert (null.contrasts[0].p or 0.0) > 0.01, null.contrasts[0].sentence
 
 
-def driver(lab: Lab, *overrides: str, **options: Any) -> subprocess.Popen[str]:
+def driver(lab, *overrides, **options):
     """ablate.py in a process of its own; as a shell starts it, with Ctrl-C on."""
     words = [*lab.overrides(), "tokenizer.vocab_size=null", f"output_dir={lab.out}", "workers=2", *overrides]
     command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", *words]
     on = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
     return subprocess.Popen(command, preexec_fn=on, start_new_session=True, **(streams | options))
 
 
-def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
+def wait_for_runs(lab, n, steps):
     """Until so many runs have made so many steps."""
 
-    def are_there() -> bool:
+    def are_there():
         time.sleep(0.05)  # a busy loop would take the cores that the runs need
         return sum(RunFiles(path).steps() >= steps for path in lab.out.glob("runs/*-*[0-9a-f]")) >= n
 
@@ -431,7 +343,7 @@ def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
 
 @pytest.mark.nightly
 @needs_proc
-def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
+def test_a_driver_that_is_killed_loses_nothing(lab):
     words = ["trainer.max_steps=60", "ablation.seeds=[0,1]"]
     process = driver(lab, *words)
     wait_for_runs(lab, 1, 20)
@@ -459,10 +371,9 @@ def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
         pytest.param([signal.SIGINT], 130, False, marks=pytest.mark.nightly),
     ],
 )
-def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, is_training: bool) -> None:
+def test_an_interrupt_saves_every_run(lab, signums, code, is_training):
     """Also where its process group has the signals, as a terminal, systemd and Slurm send them."""
     process = driver(lab, "trainer.max_steps=9000", "checkpoint.every=100000", stderr=subprocess.PIPE)
-    assert process.stderr
     while "to go, as measured" not in (line := process.stderr.readline()):
         assert line
     if is_training:
@@ -478,43 +389,26 @@ def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, i
     assert len([*lab.out.glob("runs/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
 
 
-VERDICTS = [
-    (-0.5, 0.001, "better", 0),
-    (0.5, 0.001, "worse", 10),
-    (0, 0.001, "equivalent", 11),
-    (0, 1, "undecided", 12),
-]
+# --- the command
 
 
 @pytest.mark.slow
-def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Instantly, command: Any) -> None:
-    noise = [0.0, 0.3, -0.4, 0.1]
-    words = ["ablation=smoke", *lab.overrides(), "tokenizer.vocab_size=null", "ablation.seeds=[0,1,2,3]", "json=true"]
-    words += ["report=false"]
-    for difference, spread, verdict, code in VERDICTS:
-        plus = [difference + spread * value for value in noise]
-        instantly(lambda spec, plus=plus: 3 + plus[spec.run.seed] * (spec.run.head.name == "untied"))
-        left, out, err = command("ablate", *words, f"output_dir={verdict}", "exit_code=verdict")
-        assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
-        assert not Path(verdict, "report.html").exists()
-    again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")
-    assert (again, "report.html" in table) == (code, True)
-    assert command("report", "output_dir=undecided", "json=true")[:2] == (0, out)
-
-
-@pytest.mark.nightly
-def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
-    made = instantly(lambda spec: Failure.ERROR if spec.run.seed else 1.0)
-    words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
+def test_the_answer_of_the_command_is_a_table_or_one_json_object_and_an_exit_code(lab, instantly, command):
+    """An exit code for each verdict: tests/test_rows.py."""
+    made = instantly(near)
+    words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null", "exit_code=verdict"]
     two = ['+ablation.arms.gelu=["model.ffn=gelu"]', "ablation.primary=[untied,gelu]"]
-    code, out, err = command("ablate", *words, *two, "exit_code=verdict")
-    assert (code, out, made) == (2, "", [])
-    assert err.splitlines()[-1].startswith("error: exit_code=verdict: ")
-    assert not lab.out.exists()
+    code, out, err = command("ablate", *words, *two)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: exit_code=verdict: "), "before a run is made"
     code, out, _ = command("ablate", *words, "plan_only=true")
     assert (code, "0 done" in out, made, lab.out.exists()) == (0, True, [], False)
-    code, out, _ = command("ablate", *words, "exit_code=verdict")
-    assert (code, out.count("failed: runs/")) == (1, 2)
-    assert command("ablate", *words, "plan_only=true")[0] == 0, "the same ablation"
-    assert command("report", "output_dir=out")[:2] == (0, out)
+    asked = [*words, "ablation.seeds=[0,1,2]", "json=true", "report=false"]
+    code, out, err = command("ablate", *asked)
+    assert (code, json.loads(out)["contrasts"][0]["verdict"]) == (10, "worse"), err
+    assert not (lab.out / "report.html").exists()
+    assert command("report", "output_dir=out", "json=true")[:2] == (0, out)
     assert command("report", "output_dir=.", "json=true")[:2] == (2, ""), "of one ablation"
+    instantly(lambda spec: Failure.ERROR)
+    code, out, _ = command("ablate", *words, "ablation.seeds=[0,1,2,3]")
+    assert (code, out.count("failed: runs/")) == (1, 2)

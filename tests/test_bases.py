@@ -1,13 +1,9 @@
 """Arms that continue trained models: one for each seed, or one that is given."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lm.errors import UserError
 from lm.folder import read_base
-from lm.lab.ablation.results import Results
 from lm.training.train import train
 from tests.helpers.ablations import Lab, plan_in_a_moment
 from tests.helpers.runs import composed, result
@@ -16,13 +12,13 @@ ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
 
 
 @pytest.fixture
-def lab(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+def lab(tmp_path, corpus, monkeypatch):
     plan_in_a_moment(monkeypatch)
     common = ["trainer.max_steps=4", "validation.every=0", "validation.batches=null", "prompts=[]"]
     return Lab(tmp_path, corpus, common)
 
 
-def train_base(lab: Lab, seed: int, *words: str) -> str:
+def train_base(lab, seed, *words):
     """Train the model that the runs of a seed start from, and return the hash of its weights."""
     run_dir = lab.root / f"bases/seed{seed}"
     settings = [*lab.overrides(), "head=tied", "trainer.max_steps=8", f"seed={seed}", f"run_dir={run_dir}"]
@@ -30,7 +26,7 @@ def train_base(lab: Lab, seed: int, *words: str) -> str:
     return read_base(str(run_dir)).sha256
 
 
-def starts(results: Results) -> dict[tuple[str, int], str]:
+def starts(results):
     """The weights that each reported run started from."""
     return {
         (run.arm, run.seed): result(results.folder / run.run_dir)["init_from"]["sha256"]
@@ -39,12 +35,12 @@ def starts(results: Results) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.nightly
-def test_each_seed_continues_the_model_of_its_seed(lab: Lab) -> None:
+def test_each_seed_continues_the_model_of_its_seed(lab):
     sha256 = {seed: train_base(lab, seed) for seed in (0, 1)}
-    words: dict[str, Any] = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"], "arms": ARMS}
+    words = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"], "arms": ARMS}
     results = lab.run(**words)
     assert starts(results) == {(arm, seed): sha256[seed] for arm in ARMS for seed in (0, 1)}
-    assert "continue one trained model, that of the seed" in (lab.out / "report.md").read_text()
+    assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()
     made = lab.results()
     lab.run(**words)
     assert lab.results() == made
@@ -56,7 +52,7 @@ def test_each_seed_continues_the_model_of_its_seed(lab: Lab) -> None:
 
 
 @pytest.mark.nightly
-def test_one_given_run_is_the_start_of_all_seeds(lab: Lab) -> None:
+def test_one_given_run_is_the_start_of_all_seeds(lab):
     sha256 = train_base(lab, 5)
     results = lab.run(f"init_from={lab.root}/bases/seed5", seeds=[0], arms=ARMS)
     assert {*starts(results).values()} == {sha256}

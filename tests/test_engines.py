@@ -9,16 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import Script
 
 from lm.config import RunConfig
 from lm.errors import UserError
@@ -28,8 +24,9 @@ from lm.lab.ablation.folder import Failure, RunFiles
 from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.files import read_csv, sha256
-from tests.helpers.ablations import SMALL, question
-from tests.helpers.runs import composed, wait_for
+from tests.helpers.ablation_folder import question
+from tests.helpers.ablations import SMALL
+from tests.helpers.runs import wait_for
 
 KILLED, ERROR = Ending(Failure.KILLED, "its node is gone"), Ending(Failure.ERROR, "exit code 127")
 
@@ -39,20 +36,20 @@ class Scripted(Engine):
 
     name, seconds = "local", 0.0
 
-    def __init__(self, *ends: Ending, begins: bool = True) -> None:
+    def __init__(self, *ends, begins=True):
         self.ends, self.begins = ends, begins
-        self.submitted: list[str] = []
-        self.running: list[RunSpec] = []
-        self.cancelled: list[str] = []
+        self.submitted = []
+        self.running = []
+        self.cancelled = []
         self.most_running = 0
 
-    def submit(self, spec: RunSpec) -> RunSpec:
+    def submit(self, spec):
         self.submitted.append(spec.run_dir)
         self.running.append(spec)
         self.most_running = max(self.most_running, len(self.running))
         return spec
 
-    def ended(self, handle: RunSpec) -> Ending | None:
+    def ended(self, handle):
         if handle is not self.running[0]:
             return None
         self.running.remove(handle)
@@ -64,47 +61,44 @@ class Scripted(Engine):
             return Ending(None, "ended")
         return self.ends[tries - 1]
 
-    def cancel(self, handle: RunSpec) -> None:
+    def cancel(self, handle):
         self.cancelled.append(handle.run_dir)
 
 
 class Endless(Scripted):
     """Ends no run before it is cancelled."""
 
-    def ended(self, handle: RunSpec) -> Ending | None:
+    def ended(self, handle):
         return super().ended(handle) if len(self.cancelled) == self.most_running else None
 
 
-@pytest.fixture(scope="module")
-def run() -> RunConfig:
-    return composed()
-
-
 @pytest.fixture
-def planned(run: RunConfig, tmp_path: Path) -> list[RunSpec]:
-    names = [f"runs/a-seed{seed}-0" for seed in range(4)]
-    runs = [replace(run, run_dir=str(tmp_path / name)) for name in names]
-    about: dict[str, Any] = {"arm": "a", "identity": {"device": "cpu"}}
-    return [RunSpec(seed=seed, run_dir=names[seed], run=runs[seed], **about) for seed in range(4)]
+def planned(tmp_path):
+    """Four runs of one arm."""
+
+    def spec(seed):
+        name = f"runs/a-seed{seed}-0"
+        run = RunConfig(run_dir=str(tmp_path / name))
+        return RunSpec(arm="a", seed=seed, run_dir=name, run=run, identity={"device": "cpu"})
+
+    return [spec(seed) for seed in range(4)]
 
 
-def executed(planned: list[RunSpec], engine: Engine) -> list[str]:
-    ended: list[str] = []
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [([KILLED], ("failed", "killed")), ([ERROR], ("failed", "error")), ([], ("diverged", "error"))],
+)
+def test_each_run_is_made_once_and_its_end_is_written(ends, status, planned):
+    engine, ended = Scripted(*ends), []
     execute(planned, engine, 2, lambda spec: ended.append(spec.run_dir))
-    return ended
+    assert ended == engine.submitted == [spec.run_dir for spec in planned]
+    assert (engine.most_running, engine.cancelled) == (2, [])
+    outcome = planned[0].files.read()
+    assert (outcome.status, outcome.kind) == status
 
 
-def test_each_run_is_made_once_and_its_end_is_written(planned: list[RunSpec], tmp_path: Path) -> None:
-    for end, status in [(KILLED, ("failed", "killed")), (ERROR, ("failed", "error")), (None, ("diverged", "error"))]:
-        engine = Scripted(*filter(None, [end]))
-        assert executed(planned, engine) == engine.submitted == [spec.run_dir for spec in planned]
-        assert (engine.most_running, engine.cancelled) == (2, [])
-        outcome = RunFiles(tmp_path / planned[0].run_dir).read()
-        assert (outcome.status, outcome.kind) == status
-
-
-def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(planned: list[RunSpec]) -> None:
-    def interrupt(_: Any) -> None:
+def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(planned):
+    def interrupt(_):
         raise KeyboardInterrupt
 
     interrupted, absent = Endless(KILLED), Scripted(ERROR, begins=False)
@@ -118,7 +112,7 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(p
     assert interrupted.running == absent.running == []
 
 
-def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
+def test_the_log_of_a_run_gives_no_access(planned):
     """A message and a traceback of an address with a password."""
     (spec := planned[0]).files.run_dir.parent.mkdir()
     process = multiprocessing.get_context("fork").Process(target=make_failing_run, args=(spec,))
@@ -130,8 +124,8 @@ def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
     assert "PASSWORD" not in text
 
 
-def make_failing_run(spec: RunSpec) -> None:
-    def fail(_: RunSpec) -> None:
+def make_failing_run(spec):
+    def fail(_):
         engines.log.info("https://me:PASSWORD@host/a.txt: is read")
         raise OSError("https://me:PASSWORD@host/a.txt: is not there")
 
@@ -142,7 +136,7 @@ def make_failing_run(spec: RunSpec) -> None:
     engines.make_run(spec, "local")
 
 
-def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
+def test_a_node_that_lacks_what_runs_need_is_named(planned, tmp_path):
     spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
     with pytest.raises(UserError, match=f"^output_dir: {tmp_path / 'runs'} is not on node {socket.gethostname()}"):
         make_run_on_node(spec, "ray", os.getcwd())
@@ -155,23 +149,21 @@ def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_p
 
 
 @pytest.mark.parametrize(("n_gpus", "workers"), [(0, 8), (1, 1), (2, 2)])
-def test_one_run_has_a_gpu_and_runs_share_the_cores(
-    n_gpus: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_run_has_a_gpu_and_runs_share_the_cores(n_gpus, workers, tmp_path, monkeypatch):
     """Use 16 cores and two threads for each run."""
     monkeypatch.setattr(engines, "cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
     assert ENGINES["local"](AblateConfig(ablation=question()), tmp_path).default_workers(2) == workers
 
 
-def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_is_named(tmp_path, monkeypatch):
     for name, package in {"ray": "ray", "slurm": "submitit"}.items():
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
             ENGINES[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
-def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
+def test_whatever_the_user_adds_no_second_job_of_a_name_starts():
     for given in ({"job_name": "x"}, {"additional_parameters": {"job-name": "x"}}):
         with pytest.raises(UserError, match=r"slurm\.parameters\.job_name"):
             SlurmConfig(parameters=given)
@@ -184,7 +176,7 @@ def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")
-def test_a_slurm_without_accounting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_without_accounting_is_refused(tmp_path, monkeypatch):
     """There submitit would wait for a cancelled job for ever."""
     for name, lines in {"srun": "", "sacct": "echo Slurm accounting storage is disabled >&2; exit 1"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -196,7 +188,7 @@ def test_a_slurm_without_accounting_is_refused(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")
-def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path: Path) -> None:
+def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path):
     """By real jobs of submitit, which here are processes of this machine."""
     import submitit
 
@@ -214,10 +206,10 @@ def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def disturbed(folder: Path, n: int, disturb: Callable[[], object]) -> Iterator[None]:
+def disturbed(folder, n, disturb):
     """Disturbed as soon as n runs train."""
 
-    def wait_and_disturb() -> None:
+    def wait_and_disturb():
         wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("runs/*-*[0-9a-f]")) >= n, 200)
         disturb()
 
@@ -228,7 +220,7 @@ def disturbed(folder: Path, n: int, disturb: Callable[[], object]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def ray(folder: Path) -> Iterator[list[str]]:
+def ray(folder):
     """A cluster of two nodes, of which one is killed."""
     from ray.cluster_utils import Cluster
 
@@ -241,7 +233,7 @@ def ray(folder: Path) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[list[str]]:
+def slurm(folder):
     """The cluster whose nodes see the temporary folders of this machine. A job is cancelled."""
     cancel = "scancel $(squeue -h -t R -o %A | head -n 1)"
     with disturbed(folder, 1, lambda: subprocess.run(cancel, shell=True, check=True)):
@@ -257,9 +249,7 @@ CLUSTERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
-    cluster: Callable[[Path], Any], script: Script, corpus: Path, tmp_path: Path
-) -> None:
+def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(cluster, script, corpus, tmp_path):
     words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}", "trainer.max_steps=400"]
     with cluster(tmp_path / "remote") as overrides:
         answer = script("ablate", *words, "output_dir=remote", *overrides)
@@ -270,7 +260,7 @@ def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
     assert {row["executor"] for row in read_csv(tmp_path / "remote/results.csv")} == {cluster.__name__}
 
 
-def outcomes(folder: Path) -> dict[str, Any]:
+def outcomes(folder):
     """The score, the settings and the weights of each run."""
     results = {path.parent: json.loads(path.read_text()) for path in folder.glob("runs/*/result.json")}
     weights = {path: sha256(path / "model/model.safetensors") for path in results}

@@ -1,14 +1,13 @@
 """The report of an ablation: what its page, its numbers and its warnings say of folders whole, broken or on the way."""
 
-import json
 import math
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
+from conftest import ROOT
 
 from lm.lab.ablation import figures
 from lm.lab.ablation.report import write_report
@@ -16,29 +15,34 @@ from lm.lab.ablation.results import curve_table, read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings
 from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
-from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, write
+from tests.helpers.ablation_folder import ARMS, CRACK, METRICS, WHOLE, Page, lines, make, numbers, write
+from tests.helpers.ablations import draw_nothing
 
-STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("contrasts.csv"))
-RARELY = pytest.mark.nightly
-FULL: dict[str, Any] = {"tuned": True, "broken": True}
+STUDIES = sorted(path.parent for path in (ROOT / "docs/studies").rglob("contrasts.csv"))
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tuned, and with runs that diverged, failed or have not finished. Copy it before a change."""
-    return make(tmp_path_factory.mktemp("full"), **FULL)
+def full(tmp_path_factory):
+    """Tuned, and with runs that diverged, failed or have not finished."""
+    return make(tmp_path_factory.mktemp("full"), tuned=True, broken=True)
 
 
-def edit_record(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    record = json.loads((path / "ablation.json").read_text())
-    change(record)
-    write(path / "ablation.json", record)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Tuned, of five seeds, and with nothing that weakens a verdict."""
+    return read_results(make(tmp_path_factory.mktemp("calm"), tuned=True, seeds=range(5), report=False))
+
+
+@pytest.fixture
+def calm(results):
+    """The same, to be changed."""
+    return replace(results, record=deepcopy(results.record), runs=results.runs.copy())
 
 
 # --- the page
 
 
-def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> None:
+def test_the_page_has_its_sections_and_names_cannot_leave_them(full):
     page = Page(full)
     assert page.headings[0] == "Should a small model tie its LM head?"
     assert page.headings[1:] == [
@@ -50,50 +54,58 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     assert folders, "of the finished runs"
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
     assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 3
-    assert "RuntimeError: a | <b>crack</b>" in page.text
+    assert CRACK in page.text
     assert "step 70, running, interrupted" in page.text
     assert "refresh" not in page.meta, "nothing writes it meanwhile"
 
 
-def test_the_first_screen_answers_and_says_what_it_rests_on(full: Path) -> None:
+def test_the_first_screen_answers_and_says_what_it_rests_on(full):
     page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
-    assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
     first = page.text.partition("Comparisons arm")[0]
-    assert "Results so far:" in first
-    assert [answer["sentence"] for answer in found["answers"] if answer["sentence"] not in first] == []
     told = [warning["summary"] for warning in found["warnings"]]
-    assert [summary for summary in told if summary not in first] == []
     assert {"45 of 60 runs are done.", "There are only 3 seeds."} <= {*told}
-    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (2, [True, True, False])
-    assert {row["status"] for row in found["without_result"]} == {"failed", "diverged", "missing"}
-    (untied,) = (arm for arm in found["arms"] if arm["name"] == "untied")
-    assert untied["ladder"]["best"] == pytest.approx(1, abs=0.1)
-    for words in ("89,999 tokens, the same for all pairs", "each arm at its own best of five learning rates"):
-        assert words in first
-    assert "±0.01 (1 % of perplexity)" in first
+    words = [
+        *told,
+        *(answer["sentence"] for answer in found["answers"]),
+        "Results so far:",
+        "±0.01 (1 % of perplexity)",
+    ]
+    words += ["89,999 tokens, the same for all pairs", "each arm at its own best of five learning rates"]
+    assert [part for part in words if part not in first] == []
+    assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
     assert len(text.splitlines()) < 50, "one screen"
     assert "| untied | tied |" in text
 
 
-def test_losses_of_different_texts_have_no_mean(tmp_path: Path) -> None:
+def test_the_numbers_of_the_report_are_json(full):
+    found = numbers(full)
+    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (2, [True, True, False])
+    assert {row["status"] for row in found["without_result"]} == {"failed", "diverged", "missing"}
+    (untied,) = (arm for arm in found["arms"] if arm["name"] == "untied")
+    assert untied["ladder"]["best"] == pytest.approx(1, abs=0.1)
+
+
+def test_losses_of_different_texts_have_no_mean(tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
     path = make(tmp_path, folds=True)
-    found, page = numbers(path), Page(path)
-    assert [arm["scores"] for arm in found["arms"]] == [{}] * 4
-    assert "Scores" not in page.headings
-    assert "differences are compared" in page.text
+    assert [arm["scores"] for arm in numbers(path)["arms"]] == [{}] * 4
+    assert "Scores" not in Page(path).headings
 
 
-def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that_is_compared(tmp_path: Path) -> None:
-    path = make(tmp_path, **TWO)
-    best(losses((400, 3.6, 9), (800, 3.4, 9), (900, 3.7, 9), (1000, 3.9, WHOLE)))(path)
-    found = read_results(path)
+def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that_is_compared(tmp_path):
+    found = read_results(make(tmp_path, report=False))
+    for run_dir in found.reported.run_dir[found.reported.arm == "untied"]:
+        points = (400, 3.6, 9), (800, 3.4, 9), (900, 3.7, 9), (1000, 3.9, WHOLE)
+        rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, tokens) for step, loss, tokens in points]
+        write(tmp_path / run_dir / "metrics.csv", lines(METRICS, *rows))
+    found.record.arms["untied"].settings["checkpoint.best"] = True
     curve = curve_table(found.curves_shown, "untied")
     assert curve.iloc[:3].mean(axis=1).tolist() == pytest.approx([3.6, 3.4, 3.4])
     scores = found.runs[found.runs.arm == "untied"].set_index("seed").val_loss
     assert curve.iloc[-1].tolist() == scores[curve.columns].tolist(), "not 3.9, that of the last model"
 
 
-def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full: Path) -> None:
+def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full):
     figure = figures.learning(read_results(full))
     for panel in figure.axes:
         (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
@@ -103,38 +115,41 @@ def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(ful
     assert len({style.color for style in line_styles(range(9)).values()}) == 9
 
 
-@pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize(
-    "done", [(), (("tied", 0),), (("untied", 1),), (("tied", 0), ("untied", 1)), (("tied", 0), ("untied", 0))]
+    ("done", "tuned", "n_pairs"),
+    [
+        ([], False, 0),
+        ([], True, 0),
+        ([("tied", 0), ("untied", 1)], False, 0),
+        ([("tied", 0), ("untied", 0)], True, 1),
+    ],
 )
-def test_a_report_can_be_written_after_any_run(done: tuple[tuple[str, int], ...], tuned: bool, tmp_path: Path) -> None:
+def test_a_report_can_be_written_after_any_run(done, tuned, n_pairs, tmp_path):
     path = make(tmp_path, done=lambda arm, seed: (arm, seed) in done, tuned=tuned)
-    assert [row["n_seeds"] for row in numbers(path)["contrasts"]] == [
-        int(len(done) == 2 and done[0][1] == done[1][1]),
-        0,
-        0,
-    ]
+    assert [row["n_seeds"] for row in numbers(path)["contrasts"]] == [n_pairs, 0, 0]
 
 
-def test_what_weakens_a_verdict_stands_below_it(tmp_path: Path) -> None:
-    path = make(tmp_path, **TWO)
-    best(nothing)(path)
-    write_report(read_results(path))
-    weakness, text = "The scored model is chosen by the text that scores it.", Page(path).text
+def test_what_weakens_a_verdict_stands_below_it(tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
+    found = read_results(make(tmp_path, report=False))
+    found.record.arms["untied"].settings["checkpoint.best"] = True
+    write_report(found)
+    weakness, text = "The scored model is chosen by the text that scores it.", Page(tmp_path).text
     _, first, second = re.split(r"head=untied is |untied_matched .*?tied", text)[:3]
     assert (weakness in first, weakness in second.partition(":")[0]) == (True, False)
-    assert weakness in next(line for line in (path / "report.md").read_text().splitlines() if "head=untied is" in line)
+    (line,) = re.findall(".*head=untied is .*", (tmp_path / "report.md").read_text())
+    assert weakness in line
+
+
+IN_CI = ("tying_broken", "longer_tuned", "parts")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "study",
-    [
-        pytest.param(path, id=path.name, marks=[] if path.name in ("tying_broken", "longer_tuned", "parts") else RARELY)
-        for path in STUDIES
-    ],
+    [pytest.param(path, id=path.name, marks=[pytest.mark.nightly] * (path.name not in IN_CI)) for path in STUDIES],
 )
-def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen(study: Path, tmp_path: Path) -> None:
+def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen(study, tmp_path):
     path = tmp_path / study.name
     shutil.copytree(study, path)
     (path / "ablation.json").write_text("of an earlier version")
@@ -148,90 +163,60 @@ def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen
         assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
 
 
-# --- warnings
-
-TWO = {"report": False}
-Change = Callable[[Path], Any]
+# --- warnings: what is done to the results, and what is told
 
 
-def curves(path: Path, pattern: str, *points: tuple[int, float, Any]) -> None:
-    """Give runs these steps, validation losses and numbers of tokens that they were scored on."""
-    rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, tokens) for step, loss, tokens in points]
-    for metrics in path.glob(f"runs/{pattern}/metrics.csv"):
-        write(metrics, lines(METRICS, *rows))
+def of_seeds(n):
+    return lambda found: setattr(found.record.question, "seeds", [*range(n)])
 
 
-def losses(*points: tuple[int, float, Any]) -> Change:
-    return lambda path: curves(path, "untied-*", *points)
+def scored(loss):
+    """Let the runs of untied have this loss by the number of the run and its factor in factors of two."""
 
-
-def settings(key: str, value: Any, arm: str = "tied") -> Change:
-    return lambda path: edit_record(path, lambda content: content["arms"][arm]["settings"].update({key: value}))
-
-
-def best(change: Change) -> Change:
-    """A change, and untied keeps its best model."""
-
-    def both(path: Path) -> None:
-        change(path)
-        settings("checkpoint.best", True, "untied")(path)
-
-    return both
-
-
-def tilted(slope: float) -> Change:
-    """Losses that fall by so much per factor of two, up to the upper end of the ladders of untied."""
-
-    def change(path: Path) -> None:
-        for place in path.glob("runs/untied-seed*/result.json"):
-            steps = int(place.parent.name.rpartition("-")[2])
-            content = json.loads(place.read_text())
-            write(place, content | {"val_loss": 3.5 - slope * math.log2(steps / 1000)})
+    def change(found):
+        own = found.runs[found.runs.arm == "untied"]
+        losses = [loss(i, math.log2(factor)) for i, factor in enumerate(own.factor)]
+        found.runs.loc[own.index, "val_loss"] = losses
 
     return change
 
 
-def noisy(path: Path) -> None:
-    for i, place in enumerate(sorted(path.glob("runs/untied-seed*/result.json"))):
-        write(place, json.loads(place.read_text()) | {"val_loss": 3.5 + i * 37 % 11 / 1000})
+def with_threads(*arms):
+    def change(found):
+        found.runs.loc[found.runs.arm.isin(arms) & (found.runs.seed == 2), "threads"] = 2
+
+    return change
 
 
-def untuned(path: Path) -> None:
-    edit_record(path, lambda content: content["arms"]["tied"].update(is_tuned=False))
+def with_setting(key, value):
+    return lambda found: found.record.arms["untied"].settings.update({key: value})
 
 
-def changed(pattern: str, **changes: Any) -> Change:
-    return lambda path: change_results(path, pattern, **changes)
+def untuned(found):
+    found.record.arms["tied"].is_tuned = False
 
 
-def nothing(path: Path) -> None: ...
-
-
-TUNED = TWO | {"tuned": True}
-WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
-    ("There is only one seed", TWO | {"seeds": (3,)}, nothing, True),
-    ("There are only 4 seeds", TWO | {"seeds": (0, 1, 2, 3)}, nothing, True),
-    ("There are only", TWO | {"seeds": (0, 1, 2, 3, 4)}, nothing, False),
-    ("The best value is an end of the ladder: untied (upper end).", TUNED, tilted(0.05), True),
-    ("The best value is an end", TUNED, nothing, False),
-    ("No difference shows between the values of a ladder: untied.", TUNED, noisy, True),
-    ("No difference shows between the values of a ladder", TUNED, nothing, False),
-    ("One arm is tuned and the other is not: untied and tied", TUNED, untuned, True),
-    ("Two runs of a pair", TWO, changed("untied-seed2-*", threads=2), True),
-    ("Two runs of a pair", TWO, changed("*-seed2-*", threads=2), False),
-    ("The scored model is chosen by the text that scores it: untied", TWO, best(nothing), True),
-    ("The scored model is chosen", TWO, nothing, False),
-    ("Tokens have more context in one arm than in the other: untied and tied", TWO, settings("data.seq_len", 64), True),
-    ("Tokens have more context", TWO, settings("data.document_mask", True), True),
-    ("Tokens have more context", TWO, nothing, False),
+WARNINGS = [
+    (of_seeds(1), "There is only one seed"),
+    (of_seeds(4), "There are only 4 seeds"),
+    (scored(lambda i, doubled: 3.5 - 0.05 * doubled), "The best value is an end of the ladder: untied (upper end)."),
+    (scored(lambda i, _: 3.5 + i * 37 % 11 / 1000), "No difference shows between the values of a ladder: untied."),
+    (untuned, "One arm is tuned and the other is not: untied and tied"),
+    (with_threads("untied"), "Two runs of a pair"),
+    (with_setting("checkpoint.best", True), "The scored model is chosen by the text that scores it: untied"),
+    (with_setting("data.seq_len", 64), "Tokens have more context in one arm than in the other: untied and tied"),
+    (with_setting("data.document_mask", True), "Tokens have more context"),
 ]
 
 
-@pytest.mark.parametrize(("summary", "options", "change", "told"), WARNINGS)
-def test_a_weakness_is_told(summary: str, options: dict[str, Any], change: Change, told: bool, tmp_path: Path) -> None:
-    path = make(tmp_path, **options)
-    change(path)
-    found = read_results(path)
-    summaries = [warning.summary for warning in report_warnings(found)]
-    assert any(text.startswith(summary) for text in summaries) is told
-    assert {warning.summary for warning in plan_warnings(found.record)} <= {*summaries}
+@pytest.mark.parametrize(("change", "summary"), WARNINGS)
+def test_a_weakness_is_told(change, summary, calm):
+    change(calm)
+    summaries = [warning.summary for warning in report_warnings(calm)]
+    assert any(text.startswith(summary) for text in summaries), summaries
+    assert {warning.summary for warning in plan_warnings(calm.record)} <= {*summaries}
+
+
+def test_where_nothing_weakens_a_verdict_nothing_is_told(calm):
+    with_threads(*ARMS)(calm)
+    assert report_warnings(calm) == []

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,17 +13,20 @@ import yaml
 from conftest import WHOLE_RESULT
 
 from lm.config import REQUESTED, RunConfig, flat
+from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, write_record
+from lm.lab.ablation.question import Question
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.tuning import LADDER, factor
 from lm.system.code import code_identity
-from lm.system.files import read_csv
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
-SIZES = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "tokens_per_step": 1024, "seconds_per_step": 0.09}
-SIZES |= {"vocab_size": 2048, "scored_tokens": [89_999], "steps": 1000}
+SIZES: dict[str, Any] = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "steps": 1000, "tokens_per_step": 1024}
+SIZES |= {"seconds_per_step": 0.09, "vocab_size": 2048, "scored_tokens": [89_999]}
 WHOLE = 89_999  # tokens of the validation text that are scored
+CRACK = "RuntimeError: a | <b>crack</b>"
+BROKEN = {("tied_naive", 2): "diverged", ("tied_naive", 1): "failed", ("untied_matched", 2): "running"}
 
 
 def write(path: Path, content: Any) -> None:
@@ -48,74 +51,90 @@ def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = No
         write(path / "result.json", WHOLE_RESULT | result)
 
 
-def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
-    chance = random.Random(f"{arm} {seed} {steps}")
-    result = WHOLE_RESULT | {"val_loss": loss, "val_bpb": loss / 2.23, "val_top1": 0.42 - loss / 30, "seed": seed}
-    result |= {"steps": steps, "tokens": steps * 1024, "seconds": 0.09 * steps * chance.uniform(0.95, 1.05)}
-    result["resumed_from"] = [40] if seed == 1 else []
-    write(path / "result.json", result)
+def write_result(path: Path, **changes: Any) -> None:
+    write(path / "result.json", WHOLE_RESULT | changes)
+
+
+def write_reported(path: Path, run: Run, broken: bool) -> None:
+    """A run that is done, with a curve of ten points, or what became of it."""
+    chance = random.Random(f"{run.arm} {run.seed}")
+    loss = ARMS[run.arm] + 0.01 * run.seed + chance.gauss(0, 0.002) + 0.1 * math.log2(run.factor) ** 2
+    end = BROKEN.get((run.arm, run.seed)) if broken else None
+    if end == "running":
+        write(path / "metrics.csv", lines(("step", "tokens"), (70, 71680)))
+        return
+    if end:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        RunFiles(path).write_status(end, "error", CRACK)
+        return
+    score = {"val_loss": loss, "val_bpb": loss / 2.23, "val_top1": 0.42 - loss / 30}
+    write_result(path, **score, seed=run.seed, steps=1000, tokens=1_024_000, seconds=90 * chance.uniform(0.95, 1.05))
     metrics = []
-    for step in range(100, steps + 1, 100):
-        now = loss + 4 * math.exp(-5 * step / steps) + chance.gauss(0, 0.01)
+    for step in range(100, 1001, 100):
+        now = loss + 4 * math.exp(-step / 200) + chance.gauss(0, 0.01)
         metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30, WHOLE])
     write(path / "metrics.csv", lines(METRICS, *metrics))
 
 
-def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool) -> None:
-    chance = random.Random(f"{arm} {seed} {steps}")
-    loss = ARMS[arm] + 0.01 * seed + chance.gauss(0, 0.002) + (1000 - steps) / 4000
-    outcome = path.with_name(path.name + ".json")
-    if broken and (arm, seed) == ("tied_naive", 2):
-        write(outcome, {"status": "diverged", "error": "the loss is nan at step 7"})
-    elif broken and (arm, seed) == ("tied_naive", 1):
-        write(outcome, {"status": "failed", "error": "RuntimeError: a | <b>crack</b>"})
-    elif broken and (arm, seed) == ("untied_matched", 2):
-        write(path / "metrics.csv", lines(("step", "tokens"), (70, 71680)))
-    else:
-        write_run(path, arm, seed, loss, steps)
+def question(**changes: Any) -> Question:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "question": "?",
+        "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
+        "baseline": "tied",
+        "seeds": [0, 1],
+        "equivalence_margin": 0.01,
+        "primary": ["untied"],
+        "folds": False,
+    }
+    return Question(**(settings | changes))
 
 
 def make(
     path: Path,
     done: Callable[[str, int], bool] = lambda arm, seed: True,
-    seeds: tuple[int, ...] = (0, 1, 2),
+    seeds: Sequence[int] = (0, 1, 2),
     tuned: bool = False,
     broken: bool = False,
     report: bool = True,
     **changes: Any,
 ) -> Path:
     """An ablation's folder: four arms of equal tokens; if tuned, the best value of each is its configuration's."""
-    factors = [factor(rung) for rung in LADDER] if tuned else [1.0]
-    runs = list[dict[str, Any]]()
-    for arm in ARMS:
-        for seed in seeds:
-            for by in factors:
-                name = f"runs/{arm}-seed{seed}-{1000 * by:.0f}"
-                runs.append({"arm": arm, "seed": seed, "factor": by, "run_dir": name})
-                if done(arm, seed):
-                    write_reported(path / name, arm, seed, 1000, broken)
-                for result in path.glob(f"{name}/result.json"):
-                    content = json.loads(result.read_text())
-                    write(result, content | {"val_loss": content["val_loss"] + 0.1 * math.log2(by) ** 2})
-    arms = {
-        arm: {
-            "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
-            "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
-            "is_tuned": tuned,
-            "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
-            "settings": {"head.untie_at": i / 4, "validation.every": 100},
-        }
-        | SIZES
-        for i, arm in enumerate(ARMS)
+    overrides = {arm: [f"head={arm.partition('_')[0]}"] for arm in ARMS}
+    overrides["untied_matched"].append("model.n_layers=3")
+    asked = {
+        "name": "tying",
+        "question": "Should a small model tie its LM head?",
+        "arms": overrides,
+        "seeds": [*seeds],
+        "primary": [*ARMS][1:3],
+        "tune": "true" if tuned else None,
+        "match_parameters": {"untied_matched": "model.d_ff"},
+        "overrides": ["trainer.max_steps=1000"],
     }
-    question: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?"}
-    question |= {"arms": {arm: arms[arm]["overrides"] for arm in ARMS}, "baseline": "tied", "seeds": [*seeds]}
-    question |= {"equivalence_margin": 0.01, "primary": [*ARMS][1:3], "folds": False, "tune": "true" if tuned else None}
-    question |= {"match_parameters": {"untied_matched": "model.d_ff"}, "overrides": ["trainer.max_steps=1000"]}
-    content: dict[str, Any] = {"question": question | changes, "arms": arms, "runs": runs}
-    content |= {"begun": "2026-01-31 12:00+00:00", "machine": "Linux x86_64, 0 GPUs"}
-    content |= {"command": "python scripts/ablate.py ablation=tying 'a=``x``'"}
-    write(path / "ablation.json", content)
+    arms = {
+        arm: ArmRecord(
+            overrides=overrides[arm],
+            settings={"validation.every": 100, "head.untie_at": None, "optim.betas": [0.8, 0.95], "optim.lr": 0.1 * i},
+            matched={"model.d_ff": 200} if arm == "untied_matched" else {},
+            is_tuned=tuned,
+            identity={"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
+            **SIZES,
+        )
+        for i, arm in enumerate(ARMS, 1)
+    }
+    runs = [
+        Run(arm=arm, seed=seed, factor=by, run_dir=f"runs/{arm}-seed{seed}-{1000 * by:.0f}")
+        for arm in ARMS
+        for seed in seeds
+        for by in ([factor(rung) for rung in LADDER] if tuned else [1.0])
+    ]
+    for run in runs:
+        if done(run.arm, run.seed):
+            write_reported(path / run.run_dir, run, broken)
+    about = {"begun": "2026-01-31 12:00+00:00", "machine": "Linux x86_64, 0 GPUs", "command": "ablate 'a=``x``'"}
+    path.mkdir(parents=True, exist_ok=True)
+    write_record(AblationRecord(question=question(**asked | changes), arms=arms, runs=runs, **about), path)
     if report:
         write_report(read_results(path))
     return path
@@ -128,15 +147,6 @@ def numbers(path: Path) -> dict[str, Any]:
         raise AssertionError(word)
 
     return dict(json.loads((path / "report.json").read_text(), parse_constant=refuse))
-
-
-def results(path: Path) -> list[dict[str, str]]:
-    return read_csv(path / "results.csv")
-
-
-def change_results(path: Path, pattern: str, **changes: Any) -> None:
-    for place in path.glob(f"runs/{pattern}/result.json"):
-        write(place, json.loads(place.read_text()) | changes)
 
 
 class Page(HTMLParser):

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from conftest import WHOLE_RESULT
 
 from lm.config import RunConfig
 from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, compose_seeds, with_folds
 from lm.lab.ablation.execute import Ending, Engine
-from lm.lab.ablation.folder import REPORTED, Failure, Run
+from lm.lab.ablation.folder import REPORTED, Failure
 from lm.lab.ablation.plan import Plan, RunSpec, Step
-from lm.lab.ablation.question import AblateConfig, Question
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
 from lm.model import Transformer, size
+from tests.helpers.ablation_folder import question, write_result
 from tests.helpers.runs import composed
 
 SMALL = [
@@ -29,20 +29,6 @@ SMALL = [
     *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
 ]
 SHORT = ["trainer.max_steps=6", "checkpoint.every=5", "validation.every=3", "validation.batches=2", "prompts=[]"]
-
-
-def question(**changes: Any) -> Question:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "question": "?",
-        "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
-        "baseline": "tied",
-        "seeds": [0, 1],
-        "equivalence_margin": 0.01,
-        "primary": ["untied"],
-        "folds": False,
-    }
-    return Question(**(settings | changes))
 
 
 @dataclass
@@ -87,25 +73,15 @@ class Lab:
         self.run(*typed, plan_only=True, **changes)
         return self.plans[-1]
 
-    def table(self, *typed: str, **changes: Any) -> str:
-        """What is said of a plan."""
-        self.plan(*typed, **changes)
-        return self.tables[-1]
-
     def asked(self) -> list[RunSpec]:
-        """Return the reported runs that the last plan asks for."""
-        plan, step = self.plans[-1], self.steps[-1]
-        return [spec_of(plan, run) for run in step.record.runs if run.purpose == REPORTED]
+        """Return the reported runs that the last plan asks for, with all that is needed to make them."""
+        specs = {spec.run_dir: spec for spec in self.plans[-1].specs.values()}
+        return [specs[run.run_dir] for run in self.steps[-1].record.runs if run.purpose == REPORTED]
 
     def results(self, folder: str = "out") -> dict[str, int]:
         """By name, when the results of the finished runs were written."""
         paths = (self.root / folder).glob("runs/*/result.json")
         return {path.parent.name: path.stat().st_mtime_ns for path in paths}
-
-
-def spec_of(plan: Plan, run: Run) -> RunSpec:
-    """Return a run of a plan with all that is needed to make it."""
-    return next(spec for spec in plan.specs.values() if spec.run_dir == run.run_dir)
 
 
 def _compose(overrides: Sequence[str]) -> RunConfig:
@@ -144,10 +120,6 @@ def statuses(results: Results) -> dict[tuple[str, int], str]:
     return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
 
 
-def losses(results: Results) -> dict[tuple[str, int], float]:
-    return {(run.arm, run.seed): run.val_loss for run in results.reported.itertuples()}
-
-
 def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
     """An engine whose runs end at once with this loss, diverge (nan) or fail. `made` has their names, in order."""
 
@@ -169,9 +141,7 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
             if value != value:
                 spec.files.write_status("diverged", Failure.ERROR, "it diverged")
                 return Ending(None, "")
-            result = WHOLE_RESULT | {"val_loss": value, "seed": spec.run.seed, "steps": spec.run.steps}
-            spec.files.run_dir.mkdir(exist_ok=True)
-            (spec.files.run_dir / "result.json").write_text(json.dumps(result))
+            write_result(spec.files.run_dir, val_loss=value, seed=spec.run.seed, steps=spec.run.steps)
             return Ending(None, "")
 
         def ended(self, handle: Ending) -> Ending:
