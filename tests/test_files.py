@@ -1,10 +1,9 @@
 """Files that are whole, whatever fails while they are written."""
 
 import errno
+import multiprocessing
 import os
 import signal
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -15,20 +14,22 @@ import pytest
 from conftest import small_disk
 
 from lm.errors import UserError, reading
-from lm.system.files import (
-    atomic_file,
-    read_csv,
-    read_json,
-    read_yaml,
-    remove_partial,
-    write_json,
-)
+from lm.system.files import atomic_file, read_csv, read_json, read_yaml, remove_partial, write_json
 from lm.training.run_directory import read_samples
 from tests.faults.inject import Injection
-from tests.helpers.runs import PROCESSES
+
+SMALL_PROCESSES = multiprocessing.get_context("spawn")  # with the imports of this file alone
 
 
-def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
+def in_a_process(work, *args):
+    """The exit code of a process that does some work."""
+    process = SMALL_PROCESSES.Process(target=work, args=args)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_line_that_broke_off_is_left_out(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"ste\n{"step": 2}\n{"st')
     assert read_samples(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
     (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
@@ -36,7 +37,7 @@ def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
-def test_what_holds_something_else_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_what_holds_something_else_is_named(tmp_path, read):
     path = tmp_path / "file"
     for content in (b"", b"[1, 2]", b"{", b"\xff", b"a: !!python/name:os.system"):
         path.write_bytes(content)
@@ -46,33 +47,32 @@ def test_what_holds_something_else_is_named(tmp_path: Path, read: Callable[[Path
         assert "\n" not in str(caught.value)
 
 
-def write_and_die(folder: Path) -> None:
-    with atomic_file(folder / "killed") as file:
+def write_and_die(folders):
+    with atomic_file(folders[0] / "killed") as file, atomic_file(folders[1] / "killed"):
         file.write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path: Path) -> None:
-    for run in ("running", "stopped"):
-        (tmp_path / "cells" / run).mkdir(parents=True)
-        process = PROCESSES.Process(target=write_and_die, args=(tmp_path / "cells" / run,))
-        process.start()
-        process.join()
-    (tmp_path / "cells/stopped/.lock").touch()
-    with filelock.FileLock(tmp_path / ".lock"), filelock.FileLock(tmp_path / "cells/running/.lock"):
+def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path):
+    running, stopped = folders = [tmp_path / "cells" / name for name in ("running", "stopped")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert in_a_process(write_and_die, folders) == -signal.SIGKILL
+    (stopped / ".lock").touch()
+    with filelock.FileLock(tmp_path / ".lock"), filelock.FileLock(running / ".lock"):
         remove_partial(tmp_path)
-    assert [path.parent.name for path in tmp_path.rglob(".partial-*-killed")] == ["running"]
-    remove_partial(tmp_path / "cells/running")
+    assert [path.parent for path in tmp_path.rglob(".partial-*-killed")] == [running]
+    remove_partial(running)
     assert not [*tmp_path.rglob(".partial-*")]
 
 
-def test_an_error_names_the_file_whatever_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
     path = tmp_path / "a.bin"
     with pytest.raises(OSError, match="No space left") as caught, small_disk(), atomic_file(path) as file:
         np.zeros(10_000).tofile(file)  # its error has no number
     assert (caught.value.errno, caught.value.filename, os.listdir(tmp_path)) == (errno.ENOSPC, str(path), [])
 
-    def read_only(*given: object, **options: object) -> None:
+    def read_only(*given, **options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "temporary")
 
     monkeypatch.setattr("builtins.open", read_only)
@@ -82,28 +82,27 @@ def test_an_error_names_the_file_whatever_raises_it(tmp_path: Path, monkeypatch:
     assert caught.value.filename == str(path)
 
 
-def write_with_faults(folder: Path, kind: str) -> None:
+def write_with_faults(folder):
     os.chdir(folder)
-    for at in count(1):
-        write_json(folder / "a.json", {"old": 1})
-        if not (pid := os.fork()):
-            injection = Injection(kind, at)
-            injection()
-            with suppress(OSError):
-                write_json(folder / "a.json", {"new": 2})
-                os._exit(3 if injection.seen < at else 0)
-            os._exit(1)
-        code, content = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
-        assert content == {"new": 2} if code in (0, 3) else content in ({"old": 1}, {"new": 2})
-        assert kind == "kill" or os.listdir(folder) == ["a.json"]
-        if code == 3:  # there are fewer operations
-            sys.exit(at)
+    for kind in ("kill", "torn", "ENOSPC"):
+        for at in count(1):
+            write_json(folder / "a.json", {"old": 1})
+            if not (pid := os.fork()):
+                injection = Injection(kind, at)
+                injection()
+                with suppress(OSError):
+                    write_json(folder / "a.json", {"new": 2})
+                    os._exit(3 if injection.seen < at else 0)
+                os._exit(1)
+            code, content = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
+            assert content == {"new": 2} if code in (0, 3) else content in ({"old": 1}, {"new": 2})
+            assert kind == "kill" or os.listdir(folder) == ["a.json"]
+            for left in folder.glob(".partial-*"):
+                left.unlink()
+            if code == 3:  # there are fewer operations
+                assert at > 5
+                break
 
 
-@pytest.mark.parametrize("kind", ["kill", "torn", "ENOSPC"])
-def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path: Path, kind: str) -> None:
-    process = PROCESSES.Process(target=write_with_faults, args=(tmp_path, kind))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    assert process.exitcode > 5, "file operations"
+def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):
+    assert in_a_process(write_with_faults, tmp_path) == 0

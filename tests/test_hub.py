@@ -3,17 +3,13 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import datasets
 import huggingface_hub.constants
 import huggingface_hub.utils._http
 import pytest
-from conftest import Outcome
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.paths import check_paths
@@ -26,10 +22,14 @@ from tests.helpers import hub
 from tests.helpers.texts import documents
 
 BYTES = TokenizerConfig(kind="byte", vocab_size=None)
+CARD = b"""---
+configs:
+- {config_name: small, data_files: [{split: train, path: small/train-*}, {split: validation, path: small/val-*}]}
+- {config_name: large, data_files: [{split: train, path: large/*}]}
+---
+"""
 STORIES = {
-    "README.md": hub.card(
-        {"small": {"train": "small/train-*", "validation": "small/val-*"}, "large": {"train": "large/*"}}
-    ),
+    "README.md": CARD,
     "small/train-00000-of-00002.parquet": hub.shard([f"story {i}\n" for i in range(300)], score=list(range(300))),
     "small/train-00001-of-00002.parquet": hub.shard([f"story {i}\n" for i in range(300, 400)], score=[0] * 100),
     "small/val-00000-of-00001.parquet": hub.shard([f"other {i}" for i in range(20)], score=[0] * 20),
@@ -41,7 +41,7 @@ TRAIN, VAL = [f"story {i}\n" for i in range(400)], [f"other {i}" for i in range(
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hub.Hub]:
+def server(monkeypatch, tmp_path):
     with hub.serve() as running:
         for module in datasets.config, huggingface_hub.constants:
             monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
@@ -58,33 +58,29 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hub.Hub]
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def waits(monkeypatch):
     """The libraries do not wait before they try again."""
     for module in huggingface_hub.utils._http, datasets.utils.file_utils:
         monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
-def stories(tmp_path: Path, **settings: Any) -> DataConfig:
+def stories(tmp_path, **settings):
     given = {"source": "hub", "path": "owner/stories", "name": "small", "cache_dir": str(tmp_path / "cache")}
     return DataConfig(**(given | settings))
 
 
-def read(config: DataConfig) -> list[str]:
+def read(config):
     rows = open_source(config).documents(None)
     return [text.decode() for _, blocks in rows if (text := b"".join(blocks))]
 
 
 @pytest.mark.slow
-def test_configuration_revision_and_split_are_read(
-    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configuration_revision_and_split_are_read(server, tmp_path, monkeypatch):
     (tmp_path / "owner/stories").mkdir(parents=True)
     (tmp_path / "owner/stories/train.txt").write_text("a local folder of the same name\n")
     monkeypatch.chdir(tmp_path)
     first, config = server.commit("owner/stories", STORIES), stories(tmp_path)
     assert read(config) == TRAIN
-    assert read(replace(config, split="validation")) == VAL
-    assert read(replace(config, name="large"))[7] == "7 " * 3000
     server.commit("owner/stories", STORIES | {"small/train-00001-of-00002.parquet": hub.shard(["new"])})
     server.branches["owner/stories", "v1"] = first
     assert read(config)[300:] == read(replace(config, revision="main"))[300:] == ["new"]
@@ -92,9 +88,7 @@ def test_configuration_revision_and_split_are_read(
     assert not [request for request in server.asked if "/count/" in request], "nobody counts who reads"
 
 
-def test_only_wanted_rows_and_columns_are_downloaded(
-    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_wanted_rows_and_columns_are_downloaded(server, tmp_path, monkeypatch):
     monkeypatch.setattr(addresses, "RANGE", 1 << 16)
     server.commit("owner/stories", STORIES)
     rows = itertools.islice(open_source(stories(tmp_path, name="large")).documents(None), 30)
@@ -102,7 +96,7 @@ def test_only_wanted_rows_and_columns_are_downloaded(
     assert server.sent["large/a.parquet"] < len(STORIES["large/a.parquet"]) / 6
 
 
-def test_files_of_other_kinds_are_read_too(server: hub.Hub, tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_read_too(server, tmp_path):
     lines = [json.dumps({"text": f'row "{i}"\n', "n": i}) for i in range(30)]
     server.commit(
         "owner/lines", {"train.jsonl": "\n".join(lines).encode(), "test.jsonl": b'{"text": "a"}\n{"text": 1}'}
@@ -115,7 +109,7 @@ def test_files_of_other_kinds_are_read_too(server: hub.Hub, tmp_path: Path) -> N
     assert read(replace(config, path="owner/texts")) == ["one", "two"]
 
 
-ABSENT: list[tuple[dict[str, Any], str]] = [  # settings, and what their one line of error says
+ABSENT = [  # settings, and what their one line of error says
     ({"name": "smal"}, r"data\.name=smal: .*'small', 'large'.*"),
     ({"name": None}, r"data\.name=None: .*'small', 'large'.*"),
     ({"split": "test"}, r"data\.split=test: .* train, validation"),
@@ -130,7 +124,7 @@ ABSENT: list[tuple[dict[str, Any], str]] = [  # settings, and what their one lin
 ]
 
 
-def test_what_there_is_not_is_one_line_before_the_text_is_read(server: hub.Hub, tmp_path: Path) -> None:
+def test_what_there_is_not_is_one_line_before_the_text_is_read(server, tmp_path):
     for name in ("stories", "gated"):
         server.commit(f"owner/{name}", STORIES)
     server.commit("owner/empty", {"README.md": b"nothing"})
@@ -147,7 +141,7 @@ def test_what_there_is_not_is_one_line_before_the_text_is_read(server: hub.Hub, 
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(server: hub.Hub, tmp_path: Path) -> None:
+def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(server, tmp_path):
     server.commit("owner/stories", STORIES)
     config, shard = stories(tmp_path), "small/train-00001-of-00002.parquet"
     server.fault = lambda path: 503 if path.endswith(shard) else None
@@ -159,7 +153,7 @@ def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(server: hub.H
 
 
 @pytest.mark.usefixtures("waits")
-def test_another_version_in_the_cache_of_the_library_is_not_taken(server: hub.Hub, tmp_path: Path) -> None:
+def test_another_version_in_the_cache_of_the_library_is_not_taken(server, tmp_path):
     server.commit("owner/stories", STORIES)
     datasets.load_dataset("owner/stories", "small", cache_dir=str(datasets.config.HF_DATASETS_CACHE))
     server.commit("owner/stories", STORIES | {"small/train-00001-of-00002.parquet": hub.shard(["new"])})
@@ -168,13 +162,11 @@ def test_another_version_in_the_cache_of_the_library_is_not_taken(server: hub.Hu
         prepare(stories(tmp_path), BYTES)
 
 
-def test_the_tokens_of_a_commit_need_no_network(
-    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_split_is_the_validation_text_and_the_tokens_of_a_commit_are_kept(server, tmp_path, monkeypatch):
     commit = server.commit("owner/stories", STORIES)
     branch, pinned = (stories(tmp_path, val_split="validation", revision=name) for name in (None, commit))
     data = prepare(branch, BYTES)
-    assert data.revision == commit
+    assert (documents(data), data.revision) == ((TRAIN, VAL), commit)
     server.asked.clear()
     assert prepare(pinned, BYTES).hash == data.hash
     assert server.asked == []
@@ -187,44 +179,17 @@ def test_the_tokens_of_a_commit_need_no_network(
 # --- published validation texts
 
 
-@pytest.mark.slow
-def test_a_published_split_is_the_whole_validation_text(server: hub.Hub, tmp_path: Path) -> None:
-    server.commit("owner/stories", STORIES)
-    config = stories(tmp_path, val_split="validation")
-    first = prepare(config, BYTES)
-    assert documents(first) == (TRAIN, VAL)
-    assert first.val_bytes == sum(map(len, VAL))
-    few = prepare(replace(config, max_bytes=25, seq_len=8), BYTES)
-    assert documents(few) == (["story 0\n", "story 1\n", "story 2\n", "s"], VAL)
-    server.commit("owner/stories", STORIES | {"small/val-00000-of-00001.parquet": hub.shard(["another"])})
-    second = prepare(config, BYTES)
-    assert documents(second) == (TRAIN, ["another"])
-    assert len({first.hash, second.hash, few.hash, prepare(replace(config, val_split=None), BYTES).hash}) == 4
-
-
-@pytest.mark.slow
-def test_rows_may_be_the_lines_of_one_text(server: hub.Hub, tmp_path: Path) -> None:
-    lines = ["", " = Title = \n", "", " A line . \n", " Another \n"]
-    server.commit("owner/wiki", {"data/train-0.parquet": hub.shard(lines), "data/test-0.parquet": hub.shard(lines[:2])})
-    config = stories(tmp_path, path="owner/wiki", name=None, val_split="test", seq_len=8)
-    joined = prepare(replace(config, rows="lines"), BYTES)
-    assert documents(joined) == (["".join(lines)], [" = Title = \n"])
-    assert documents(prepare(config, BYTES))[0] == [" = Title = \n", " A line . \n", " Another \n"]
-    cut = prepare(replace(config, rows="lines", val_split=None, val_fraction=0.5), BYTES)
-    assert documents(cut) == ([" = Title = \n A l"], ["ine . \n Another \n"])
-    assert len({joined.hash, cut.hash, prepare(config, BYTES).hash}) == 3
-
-
-def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
+def test_a_validation_file_is_the_whole_validation_text(tmp_path):
     for name, text in ("a.txt", "training\n" * 3), ("b.txt", "more\n"), ("val/c.txt", "validation\n"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     folder = str(tmp_path)
     config = DataConfig(source="text", path=f"{folder}/*.txt", val_path=f"{folder}/val", seq_len=8, cache_dir=folder)
-    data = prepare(config, BYTES)
+    data, few = prepare(config, BYTES), prepare(replace(config, max_bytes=10), BYTES)
     assert documents(data) == (["training\ntraining\ntraining\n", "more\n"], ["validation\n"])
+    assert (documents(few), few.val_bytes) == ((["training\nt"], ["validation\n"]), 11)
     (tmp_path / "val/c.txt").write_text("changed\n")
-    assert prepare(config, BYTES).hash != data.hash
+    assert len({prepare(config, BYTES).hash, data.hash, few.hash}) == 3
     with pytest.raises(UserError, match=rf"^data\.val_path=.*: {folder}/b\.txt belongs to data\.path=.* as well$"):
         prepare(replace(config, val_path=f"{folder}/b.txt"), BYTES)
     for use in (prepare, check_paths):
@@ -232,7 +197,16 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
             use(replace(config, val_path=f"{folder}/none"), BYTES)
 
 
-def test_the_word_of_a_run_downloads_no_text(server: hub.Hub, tmp_path: Path) -> None:
+def test_rows_may_be_the_lines_of_one_text(tmp_path):
+    rows, path = ["", " = Title = \n", "", " A line .", " Another \n"], tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    config = DataConfig(source="json", path=str(path), seq_len=1, val_fraction=0.5, cache_dir=str(tmp_path))
+    lines = prepare(replace(config, rows="lines"), BYTES)
+    assert documents(lines) == ([" = Title = \n A l"], ["ine .\n Another \n"])
+    assert lines.hash != prepare(config, BYTES).hash
+
+
+def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
     commit = server.commit("owner/stories", STORIES)
     for data, revision, line in (
         (
@@ -252,9 +226,7 @@ def test_the_word_of_a_run_downloads_no_text(server: hub.Hub, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_an_experiment_from_download_to_evaluation(
-    server: hub.Hub, command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_from_download_to_evaluation(server, command, tmp_path, monkeypatch):
     """experiment=tinystories with a smaller model, from a server that has other stories under its name.
 
     The run is scored on the commit that it was trained on, without a request to the server.

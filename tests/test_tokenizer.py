@@ -2,16 +2,12 @@
 
 import json
 import random
-import re
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
@@ -37,7 +33,7 @@ BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT
 SPELLED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
 
 
-def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic() -> None:
+def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic():
     for size in (300, 400):
         tokenizer = train_bpe([TEXT], size)
         assert tokenizer.vocab_size == size == len(tokenizer.backend.get_vocab())
@@ -46,11 +42,15 @@ def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic() -> None:
     assert train_bpe(["abc abc"], 5000).vocab_size == 257 + 3, "ab, abc and abc after a space: there are no more"
 
 
-@settings(deadline=None)
-@given(text=st.text())
-def test_every_text_comes_back_from_its_tokens(text: str) -> None:
+SPELLING = train_bpe([TEXT, SPELLED * 50], 300)  # end of text is spelled in its training text
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.lists(st.text() | st.sampled_from([EOT, EOT[:-1], EOT[1:]])).map("".join))
+@example(SPELLED)
+def test_every_text_comes_back_from_its_tokens_also_one_that_spells_end_of_text(text):
     char = char_tokenizer([text])
-    for tokenizer in (BPE, BYTE, char):
+    for tokenizer in (BPE, SPELLING, BYTE, char):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == "".join(tokenizer.stream(ids)) == text
         assert tokenizer.eot not in ids
@@ -58,41 +58,28 @@ def test_every_text_comes_back_from_its_tokens(text: str) -> None:
     assert len(BYTE.encode(text)) == len(text.encode())
 
 
-SPELLING = train_bpe([TEXT, SPELLED * 50], 300)  # end of text is spelled in its training text
-
-
-@pytest.mark.parametrize("tokenizer", [BPE, SPELLING, BYTE, char_tokenizer([SPELLED])])
-def test_text_that_spells_end_of_text_is_plain_text(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(SPELLED)
-    assert tokenizer.eot not in ids
-    assert tokenizer.decode(ids) == SPELLED
-
-
-def test_a_very_long_word_is_learned_in_seconds() -> None:
+def test_a_very_long_word_is_learned_in_seconds():
     """Uncut, the time grows with the square of its length: this would take minutes."""
     draw = random.Random(0)
     assert train_bpe(["".join(draw.choices("abcdefgh", k=300_000))], 300).vocab_size == 300
 
 
-@pytest.mark.slow
-def test_bpe_is_trained_on_evenly_spaced_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.data.tokenizer.SAMPLE", 1 << 20)
-    monkeypatch.setattr("lm.data.tokenizer.SAMPLE_STRETCH", 1 << 13)
-    n = 1500
-    lines = [f"{i:07} {'é' * 500}\n" for i in range(n)]  # of 1,009 bytes each
-    part = stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]).whole()
-    text = "".join(sample(part))
-    numbers = [int(number) for number in re.findall(r"(?<!\d)\d{7} ", text)]
-    assert numbers == sorted(set(numbers))
-    assert 0.98 * 2**20 < len(text.encode()) <= 2**20
-    counts, _ = np.histogram(numbers, bins=8, range=(0, n))
-    assert counts.min() > 0.9 * counts.max()
+def test_bpe_is_trained_on_whole_characters_of_evenly_spaced_stretches(tmp_path, monkeypatch):
+    monkeypatch.setattr("lm.data.tokenizer.SAMPLE", 56)
+    monkeypatch.setattr("lm.data.tokenizer.SAMPLE_STRETCH", 7)
+    part = stored(tmp_path, [(str(i), f"é{i}" * 10) for i in range(8)]).whole()
+    assert "".join(sample(part)) == "".join(f"é{i}é{i}" for i in range(8)), "and a stretch ends inside of an é"
 
 
 # --- a tokenizer.json
 
 
-def added(content: str, rstrip: bool = False) -> dict[str, Any]:
+def loaded(folder, content):
+    (folder / "tokenizer.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+def added(content, rstrip=False):
     """A tokenizer.json of bytes with one more token, which is not special."""
     layout = json.loads(BYTE.to_json())
     token = dict.fromkeys(("single_word", "lstrip", "normalized", "special"), False)
@@ -100,7 +87,7 @@ def added(content: str, rstrip: bool = False) -> dict[str, Any]:
     return layout
 
 
-def merged(piece: str, **options: Any) -> dict[str, Any]:
+def merged(piece, **options):
     """A tokenizer.json of bytes and one longer piece."""
     layout = json.loads(BYTE.to_json())
     layout["model"]["vocab"][piece] = 257
@@ -122,11 +109,8 @@ LINES, WORD = "ab a b  ab x\n x\nb ab  b" * 1000, "h" * 20_000
         (merged("h</w>", end_of_word_suffix="</w>"), WORD, False),
     ],
 )
-def test_a_long_text_is_encoded_as_at_once(
-    layout: dict[str, Any], text: str, is_lossless: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    tokenizer, part = load_tokenizer(tmp_path / "tokenizer.json"), stored(tmp_path, [("name", text)]).whole()
+def test_a_long_text_is_encoded_as_at_once(layout, text, is_lossless, tmp_path):
+    tokenizer, part = loaded(tmp_path, layout), stored(tmp_path, [("name", text)]).whole()
     if is_lossless:
         assert np.concatenate([*encode(tokenizer, part)]).tolist() == [tokenizer.eot, *tokenizer.encode(text)]
         return
@@ -134,49 +118,35 @@ def test_a_long_text_is_encoded_as_at_once(
         list(encode(tokenizer, part))
 
 
-def saved(tokenizer: Tokenizer, path: Path, eot: str | None, special: bool = True) -> Path:
-    """A tokenizer.json whose end-of-text token has another name, or none."""
-    content = json.loads(tokenizer.to_json())
-    if eot is None:
-        content["added_tokens"] = []
-        content["model"]["vocab"] = {token: i - 1 for token, i in content["model"]["vocab"].items() if token != EOT}
-    else:
-        content["added_tokens"][0] |= {"content": eot, "special": special}
-        content["model"]["vocab"] = {eot if name == EOT else name: i for name, i in content["model"]["vocab"].items()}
-    path.write_text(json.dumps(content))
-    return path
-
-
-@pytest.mark.parametrize("name", ["<|endoftext|>", "</s>", "[EOS]"])
-def test_a_file_keeps_its_own_end_of_text_token(name: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(saved(BPE, tmp_path / "tokenizer.json", name))
+@pytest.mark.parametrize("name", [EOT, "[EOS]"])
+def test_a_file_keeps_its_own_end_of_text_token(name, tmp_path):
+    tokenizer = loaded(tmp_path, BPE.to_json().replace(EOT, name))
     assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (400, BPE.eot, name)
     assert not tokenizer.eot_added
     text = SPELLED.replace(EOT, name)
     assert tokenizer.eot not in tokenizer.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    (tmp_path / "again.json").write_text(tokenizer.to_json())
-    assert load_tokenizer(tmp_path / "again.json").hash == tokenizer.hash
+    assert loaded(tmp_path, tokenizer.to_json()).hash == tokenizer.hash
 
 
-@pytest.mark.parametrize(("name", "special"), [(None, True), ("[SEP]", True), ("</s>", False)])
-def test_a_file_without_an_end_of_text_token_gets_one_more(name: str | None, special: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "special"), [("[SEP]", "true"), ("</s>", "false")])
+def test_a_file_without_an_end_of_text_token_gets_one_more(name, special, tmp_path):
     """A token that is not special does not count: an ordinary text may contain it."""
-    before = 256 if name is None else 257
-    tokenizer = load_tokenizer(saved(BYTE, tmp_path / "tokenizer.json", name, special))
-    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (before + 1, before, EOT)
+    content = BYTE.to_json().replace(EOT, name).replace('"special":true', f'"special":{special}')
+    tokenizer = loaded(tmp_path, content)
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (258, 257, EOT)
     assert tokenizer.eot_added
     assert tokenizer.eot not in tokenizer.encode(SPELLED)
 
 
-def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
+def test_bpe_learns_from_the_training_text_and_char_from_all_text():
     bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"])
     assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
     char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"])
     assert char.vocab_size == 4
 
 
-def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog):
     with pytest.raises(UserError, match="'~'"):
         CHAR.encode("def ~")
     with caplog.at_level("WARNING"):
@@ -185,45 +155,33 @@ def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog: pytest.L
     assert (caplog.text.count("'~' '漢'"), caplog.text.count("'~'")) == (1, 1)
 
 
-WHOLE = BPE.to_json().encode()
+WHOLE = json.loads(BPE.to_json())
 PANIC = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
-DAMAGED = {
-    "object": b"{}",
-    "merges of unknown tokens": b'{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}',
-    "cut": WHOLE[: len(WHOLE) // 2],
-    "a panic": json.dumps(json.loads(WHOLE) | PANIC).encode(),
-}
+MERGES = {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}  # of unknown tokens
 
 
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
+@pytest.mark.parametrize("content", ["{}", '{"version": "1', json.dumps(MERGES), json.dumps(WHOLE | PANIC)])
+def test_a_damaged_file_is_named(content, tmp_path):
     with pytest.raises(UserError) as caught:
-        load_tokenizer(path)
-    assert str(caught.value).startswith(f"{path}: ")
+        loaded(tmp_path, content)
+    assert str(caught.value).startswith(f"{tmp_path}/tokenizer.json: ")
     assert "\n" not in str(caught.value)
 
 
-def test_truncation_and_ordinary_end_of_text_in_a_given_file_are_corrected(tmp_path: Path) -> None:
-    (end,) = json.loads(BYTE.to_json())["added_tokens"]
-    truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-    tokenizer = with_step(tmp_path, truncation=truncation, added_tokens=[end | {"special": False}])
+def test_truncation_and_ordinary_end_of_text_in_a_given_file_are_corrected(tmp_path):
+    layout = json.loads(BYTE.to_json())
+    layout["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    layout["added_tokens"][0]["special"] = False
+    tokenizer = loaded(tmp_path, layout)
     assert tokenizer.decode(tokenizer.encode(SPELLED)) == SPELLED
     assert tokenizer.eot not in tokenizer.encode(SPELLED)
 
 
-def test_dropout_in_a_given_file_is_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropout_in_a_given_file_is_switched_off(tmp_path, caplog):
     for dropout, n_messages in ((0.0, 0), (1.0, 1)):
-        tokenizer = with_step(tmp_path, model=json.loads(WHOLE)["model"] | {"dropout": dropout})
+        tokenizer = loaded(tmp_path, WHOLE | {"model": WHOLE["model"] | {"dropout": dropout}})
         assert {tuple(tokenizer.encode(TEXT)) for _ in range(3)} == {tuple(BPE.encode(TEXT))}
         assert len(caplog.messages) == n_messages
-
-
-def with_step(folder: Path, **steps: Any) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(BYTE.to_json()) | steps))
-    return load_tokenizer(path)
 
 
 # --- tokenizers in the manner of Llama 2 and Llama 3
@@ -232,7 +190,7 @@ WORDS = r"'s|'t| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\
 TYPED = ["x = 1", " x", "  def f(x):\n\treturn x", "naïve 日本語 🙂", "</s> <s> <|endoftext|>", "\n\n", "a\x00b"]
 
 
-def llama_2() -> Backend:
+def llama_2():
     """SentencePiece's BPE: a space is ▁, one stands before the text, and an unknown character is bytes."""
     raw_bytes = [f"<0x{i:02X}>" for i in range(256)]
     backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -249,7 +207,7 @@ def llama_2() -> Backend:
     return backend
 
 
-def llama_3() -> Backend:
+def llama_3():
     """Byte-level BPE whose words are split by a pattern of its own."""
     begin, backend = "<|begin_of_text|>", Backend(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -264,7 +222,7 @@ def llama_3() -> Backend:
     return backend
 
 
-def metaspace(scheme: str) -> Backend:
+def metaspace(scheme):
     """The same, where a pre-tokenizer puts ▁ before the text, if it does."""
     layout = json.loads(llama_2().to_str())
     step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
@@ -277,26 +235,23 @@ MAKERS = {
     "gpt_2": lambda: BPE.backend,
     "llama_2": llama_2,
     "llama_3": llama_3,
-    **{scheme: partial(metaspace, scheme) for scheme in ("always", "first", "never")},
+    **{scheme: partial(metaspace, scheme) for scheme in ("always", "never")},
 }
 
 
-def test_a_text_that_is_cut_before_a_space_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_text_that_is_cut_before_a_space_is_refused_with_the_cure(tmp_path):
     part = stored(tmp_path, [("name", " x = 1")]).whole()
     with pytest.raises(UserError, match=r"^tokenizer: loses part of the text.* data\.val_path"):
         list(encode(Tokenizer(metaspace("always")), part))
 
 
-LEFT_OUT = ["eot", "eot", "begin", None, "begin", "eot"]  # begin and end are one token but for the manner of Llama
+LEFT_OUT = ["eot", "eot", "begin", None, "eot"]  # begin and end are one token but for the manner of Llama
 
 
 @pytest.mark.parametrize(("make", "left_out"), [*zip(MAKERS.values(), LEFT_OUT, strict=True)], ids=MAKERS)
-def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
-    make: Callable[[], Backend], left_out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(make, left_out, tmp_path, monkeypatch):
     """As `data=json` of the same documents has, also where a document is decoded in many pieces."""
-    make().save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = loaded(tmp_path, make().to_str())
     rows = ["x = 1", "naïve 日本語 🙂 f(x)" * 50, "a", "two  words\n"] * 10
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x = 1\n" * 20}))
@@ -319,11 +274,9 @@ def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
     ("make", "eot", "begin"), [(llama_2, "</s>", "<s>"), (llama_3, "<|end_of_text|>", "<|begin_of_text|>")]
 )
 def test_a_tokenizer_of_a_known_kind_gives_the_ids_of_transformers_and_the_text_back(
-    make: Callable[[], Backend], eot: str, begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    make().save(str(path))
-    tokenizer = load_tokenizer(path)
+    make, eot, begin, tmp_path, monkeypatch
+):
+    tokenizer, path = loaded(tmp_path, make().to_str()), tmp_path / "tokenizer.json"
     assert (tokenizer.eot_token, tokenizer.begin_token, tokenizer.eot_added) == (eot, begin, False)
     assert tokenizer.vocab_size == Backend.from_file(str(path)).get_vocab_size()
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))

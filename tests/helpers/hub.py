@@ -27,16 +27,6 @@ def shard(texts: list[str], rows: int = 100, **columns: list[Any]) -> bytes:
     return file.getvalue()
 
 
-def card(configurations: dict[str, dict[str, str]]) -> bytes:
-    """A README.md that names configurations, each with its splits and the pattern of their files."""
-    lines = ["---", "configs:"]
-    for name, splits in configurations.items():
-        lines += [f"- config_name: {name}", "  data_files:"]
-        for split, pattern in splits.items():
-            lines += [f"  - split: {split}", f"    path: {pattern}"]
-    return "\n".join([*lines, "---", ""]).encode()
-
-
 @dataclass
 class Hub:
     """The repositories that a server holds, its faults, and what it was asked for."""

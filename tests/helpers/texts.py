@@ -29,9 +29,9 @@ class Listed:
             yield name, [raw[i : i + self.block] for i in range(0, len(raw), self.block)]
 
 
-def stored(folder: Path, pairs: list[tuple[str, str]], max_bytes: int | None = None, block: int = 1 << 20) -> Text:
-    """The same documents as a text on disk."""
-    return read(Listed(pairs, block), folder / "text", max_bytes=max_bytes)
+def stored(folder: Path, pairs: list[tuple[str, str]]) -> Text:
+    """Documents, each a name and a text, as a text on disk."""
+    return read(Listed(pairs), folder / "text")
 
 
 def texts(part: Part) -> list[str]:
