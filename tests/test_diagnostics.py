@@ -1,8 +1,6 @@
 """diagnostics.csv is correct and leaves the run equal bit for bit. Its rows after a kill: tests/test_resume.py."""
 
-import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,26 @@ from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig
+from lm.config import DiagnosticsConfig, OptimConfig
 from lm.data.tokens import prepare
 from lm.lab.measures.details import BANDS, frequency_bands, token_counts
 from lm.lab.measures.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import build
-from tests.helpers.runs import column, compiles, finish, outcome, rows, short_run, signal_at, small_run
+from tests.helpers.runs import column, compiles, outcome, rows, short_run, small_run, stop
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
+PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
 
 
-def measured_run(text: Path, run_dir: Path, every: int, **changes: Any) -> list[dict[str, str]]:
-    """The rows of diagnostics.csv of twenty steps."""
-    train(short_run(text, run_dir, diagnostics=DiagnosticsConfig(every=every), **changes))
-    return rows(run_dir, "diagnostics")
+def measured_run(text: Path, run_dir: Path, every: int, **changes: Any) -> Path:
+    """The folder of a run of twenty steps."""
+    return train(short_run(text, run_dir, diagnostics=DiagnosticsConfig(every=every), **changes))[0]
 
 
-def values(table: list[dict[str, str]], name: str) -> list[float]:
-    return [float(row[name]) for row in table]
+def measures(folder: Path, name: str) -> list[float]:
+    return column(folder, name, "diagnostics")
 
 
 # --- the two parts of the gradient
@@ -76,38 +74,32 @@ def near(tensor: Tensor, other: Tensor) -> bool:
         (TIED, 0.0, 2),
         (replace(TIED, embedding_multiplier=2.5), 0.0, 1),
         (replace(UNTIED, embedding_multiplier=None), 0.0, 2),
-        (HEADS["untied_midtraining"], 0.0, 1),  # before untying
         (HEADS["untied_midtraining"], 0.9, 1),
+        (PROJECTED, 0.0, 1),
     ],
 )
-def test_both_gradients_equal_those_of_an_untied_twin(head: HeadConfig, progress: float, parts: int) -> None:
+def test_both_gradients_equal_those_of_an_untied_twin(head, progress, parts):
+    """With a projection that through the logits is of the embedding, from which they are computed."""
     net = build(head)
     net.head.on_train_step(progress, net.embed.weight, {})
+    if head is PROJECTED:
+        net.head.proj.weight.data.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.2)
     output = net.head.matrix(net.embed.weight)
     embedding_grad, head_grad = measured(net, parts)
     twin_embedding_grad, twin_head_grad = untied_twin(net, output.detach())
+    if head is PROJECTED:
+        twin_head_grad = twin_head_grad @ net.head.proj.weight.T  # output = embedding @ projection
     assert near(embedding_grad, twin_embedding_grad)
     assert near(head_grad, twin_head_grad)
-    is_tied = output is net.embed.weight
-    assert near(net.embed.weight.grad, embedding_grad + head_grad if is_tied else embedding_grad)
+    is_one = head is PROJECTED or output is net.embed.weight
+    assert near(net.embed.weight.grad, embedding_grad + head_grad if is_one else embedding_grad)
     assert not near(embedding_grad, head_grad), "so that they cannot be confused"
-
-
-def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
-    net = build(HEADS["tied_projected"])
-    with torch.no_grad():
-        net.head.proj.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.2)
-    embedding_grad, head_grad = measured(net)
-    twin_embedding_grad, twin_head_grad = untied_twin(net, net.head.matrix(net.embed.weight).detach())
-    assert near(embedding_grad, twin_embedding_grad)
-    assert near(head_grad, twin_head_grad @ net.head.proj.weight.T)  # output = embedding @ projection
-    assert not near(head_grad, twin_head_grad)
 
 
 # --- the rows of a run
 
 
-def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file: Path, tmp_path: Path) -> None:
+def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file, tmp_path):
     """With dropout and accumulation, and a head that is untied on the way."""
 
     def compared(name: str, **changes: Any) -> dict[str, Any]:
@@ -121,39 +113,38 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file: Path, tmp_path: 
     off, on = compared("off"), compared("on", diagnostics=DiagnosticsConfig(every=3))
     assert on == off
     assert not (tmp_path / "off/diagnostics.csv").exists()
-    assert column(tmp_path / "on", "step", "diagnostics") == [3, 6, 9, 12, 15, 18, 20]
+    assert measures(tmp_path / "on", "step") == [3, 6, 9, 12, 15, 18, 20]
     assert tuple(rows(tmp_path / "on", "diagnostics")[0]) == COLUMNS
 
 
-def test_the_share_of_clipped_steps_is_of_those_that_were_measured(text_file: Path, tmp_path: Path) -> None:
+def test_the_share_of_clipped_steps_is_of_those_that_were_measured(text_file, tmp_path):
     run = small_run(text_file, tmp_path / "run", max_steps=10, gradient_clip_val=0.01)
-    assert finish(replace(run, checkpoint=CheckpointConfig(every=5)), partial(signal_at, 7, signal.SIGKILL)) == -9
+    stop(run, 7)
     train(replace(run, diagnostics=DiagnosticsConfig(every=10)))
-    assert column(tmp_path / "run", "clip_rate", "diagnostics") == [1.0]
+    assert measures(tmp_path / "run", "clip_rate") == [1.0]
 
 
-def test_gradients_are_measured_before_they_are_clipped(text_file: Path, tmp_path: Path) -> None:
+def test_gradients_are_measured_before_they_are_clipped(text_file, tmp_path):
     """The share of clipped steps equals a count by hand."""
-    table = measured_run(text_file, tmp_path / "clipped", 6, gradient_clip_val=1.5)
-    norms = column(tmp_path / "clipped", "train/grad_norm")
-    assert values(table, "step") == [6, 12, 18, 20]
-    assert values(table, "tokens") == [step * 4 * 32 for step in (6, 12, 18, 20)]
+    folder = measured_run(text_file, tmp_path / "clipped", 6, gradient_clip_val=1.5)
+    norms = column(folder, "train/grad_norm")
+    assert measures(folder, "step") == [6, 12, 18, 20]
+    assert measures(folder, "tokens") == [step * 4 * 32 for step in (6, 12, 18, 20)]
     spans = [norms[0:6], norms[6:12], norms[12:18], norms[18:20]]
     by_hand = [sum(norm > 1.5 for norm in span) / len(span) for span in spans]
-    assert values(table, "clip_rate") == by_hand
+    assert measures(folder, "clip_rate") == by_hand
     assert 0 < sum(by_hand) < 4
     (clipped,), (free,) = (
-        measured_run(text_file, tmp_path / str(limit), 1, gradient_clip_val=limit, max_steps=1)
+        rows(measured_run(text_file, tmp_path / str(limit), 1, gradient_clip_val=limit, max_steps=1), "diagnostics")
         for limit in (0.01, None)
     )
     assert [clipped[name] for name in GRADIENTS] == [free[name] for name in GRADIENTS]
     assert (clipped["clip_rate"], free["clip_rate"]) == ("1.0", "0.0")
 
 
-@pytest.mark.parametrize("ema", [None, 0.9])
-def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_file: Path, tmp_path: Path) -> None:
-    """Only the last row has losses, for they cost a pass over the validation text; one without targets is empty."""
-    changes: dict[str, Any] = {"diagnostics": DiagnosticsConfig(every=8), "optim": OptimConfig(warmup_steps=5, ema=ema)}
+def test_losses_and_norms_by_band_match_the_saved_model(text_file, tmp_path):
+    """Which is an average. Only the last row has losses, for they cost a pass; one without targets is empty."""
+    changes = {"diagnostics": DiagnosticsConfig(every=8), "optim": OptimConfig(warmup_steps=5, ema=0.9)}
     run = short_run(text_file, tmp_path / "run", head=HEADS["tied_scaled"], **changes)
     folder, _ = train(run)
     data = prepare(run.data, run.tokenizer)
@@ -174,12 +165,11 @@ def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_
 @pytest.mark.nightly
 @compiles
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
-def test_a_compiled_model_is_measured_too(text_file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_compiled_model_is_measured_too(text_file, tmp_path, request):
     request.addfinalizer(torch.compiler.reset)  # compiled code of a model with hooks must not reach other tests
     plain, compiled = (
         measured_run(text_file, tmp_path / str(on), 3, head=HEADS["tied_scaled"], max_steps=7, compile=on)
         for on in (False, True)
     )
     for name in COLUMNS:
-        first = -1 if name in LOSSES else 0
-        assert values(compiled[first:], name) == pytest.approx(values(plain[first:], name), rel=1e-2, abs=1e-3)
+        assert measures(compiled, name) == pytest.approx(measures(plain, name), rel=1e-2, abs=1e-3)

@@ -1,7 +1,6 @@
 """One run in several processes, on one node and on two, gives the numbers of one process with the whole batch."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ NODES = [*SPLIT, "trainer.devices=1", "trainer.num_nodes=2"]
 STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
 
 
-def test_one_process_of_all_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_all_prints(monkeypatch):
     """RANK is that of the second node of torchrun."""
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
     for own in ({}, {"RANK": "2", "LOCAL_RANK": "0"}, *({name: "1"} for name in names[1:])):
@@ -44,14 +43,14 @@ def words(text: Path, *overrides: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(text_file, tmp_path_factory):
     """The run in one process with the batch of all."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     return train(composed(*words(text_file, *COMMON, "data.batch_size=4", f"run_dir={run_dir}")))[0]
 
 
 @pytest.fixture(scope="module")
-def two(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def two(text_file, tmp_path_factory):
     """The run in two processes, of which lm starts the second by the words of the first, and what they print."""
     folder = tmp_path_factory.mktemp("two")
     line = [sys.executable, "-m", "lm", "train", *words(text_file, *SPLIT, "trainer.devices=2", "run_dir=two")]
@@ -113,57 +112,50 @@ def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | 
 
 
 @pytest.mark.slow
-def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(whole: Path, two: tuple[Path, str]) -> None:
+def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(whole, two):
     run_dir, output = two
     assert output.count("100 steps") == 2, "the first line and the table, of one process"
     assert same(run_dir, whole)
 
 
-@pytest.mark.nightly
-def test_sigterm_to_torchrun_saves_and_is_resumed(two: tuple[Path, str], text_file: Path, tmp_path: Path) -> None:
-    line = torchrun("--nproc-per-node=2", "--master-port", free_port())
-    line += words(text_file, *SPLIT, "trainer.devices=2", "run_dir=stopped")
-    stopped = tmp_path / "stopped"
-    process = subprocess.Popen(line, cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (stopped / "metrics.csv").exists() and len(rows(stopped)) > 10, 120)
-    process.send_signal(signal.SIGTERM)
+def stopped(line: list[str], folder: Path, signum: int, env: dict[str, str]) -> int:
+    """Start a command and send a signal after ten rows of run_dir=run; its exit code."""
+    process = subprocess.Popen(line, cwd=folder, env=os.environ | STACKS | env, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (folder / "run/metrics.csv").exists() and len(rows(folder / "run")) > 10, 120)
+    process.send_signal(signum)
     ((_, errors),) = communicate([process], 120)
-    assert process.returncode != 0
-    assert "resume with" in errors
-    assert len([*(stopped / "checkpoints").glob("step-*")]) == 1
-    assert (stopped / "model/model.safetensors").exists()
-    together([line], tmp_path)
-    assert len(result(stopped)["resumed_from"]) == 1
-    assert rows(stopped) == rows(two[0]), "bit for bit"
+    assert "resume with: " in errors
+    assert len([*(folder / "run/checkpoints").glob("step-*")]) == 1
+    assert (folder / "run/model/model.safetensors").exists()
+    return int(process.returncode)
 
 
 @pytest.mark.nightly
-def test_a_run_in_one_process_is_whole_whatever_a_launcher_numbers(text_file: Path, tmp_path: Path) -> None:
-    """It stops at Slurm's signal before a time limit, and takes nothing for its checkpoint but what it has saved."""
+def test_sigterm_to_torchrun_saves_and_is_resumed(two, text_file, tmp_path):
+    line = torchrun("--nproc-per-node=2", "--master-port", free_port())
+    line += words(text_file, *SPLIT, "trainer.devices=2", "run_dir=run")
+    assert stopped(line, tmp_path, signal.SIGTERM, {}) != 0
+    together([line], tmp_path)
+    assert len(result(tmp_path / "run")["resumed_from"]) == 1
+    assert rows(tmp_path / "run") == rows(two[0]), "bit for bit"
+
+
+@pytest.mark.nightly
+def test_a_run_in_one_process_is_whole_whatever_a_launcher_numbers(text_file, tmp_path):
+    """It stops at Slurm's signal before a time limit."""
     env = {**slurm("1")[1], "SLURM_LOCALID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"}
     line = [sys.executable, TRAIN, *words(text_file, "trainer.max_steps=400", "checkpoint.every=1000")]
     line += ["trainer.strategy=ddp", "logger=tensorboard", "run_dir=run"]
-    run_dir = tmp_path / "run"
-    process = subprocess.Popen(line, cwd=tmp_path, env=os.environ | STACKS | env, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (run_dir / "metrics.csv").exists() and len(rows(run_dir)) > 10, 120)
-    process.send_signal(signal.SIGUSR1)
-    ((_, errors),) = communicate([process], 120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "; resume with: " in errors
-    (checkpoint,) = (run_dir / "checkpoints").iterdir()
-    foreign = tmp_path / "other/hpc_ckpt_1.ckpt"  # of Lightning
-    foreign.parent.mkdir()
-    (foreign.parent / ".lock").touch()
-    shutil.copy(checkpoint, foreign)
-    outputs = together([line, [*line, "run_dir=other", "seed=5"]], tmp_path, [env] * 2)
-    assert all("400 steps" in output for output in outputs)
-    assert (len(result(run_dir)["resumed_from"]), result(foreign.parent)["resumed_from"]) == (1, [])
-    assert [int(row["step"]) for row in rows(foreign.parent)] == [int(row["step"]) for row in rows(run_dir)]
-    assert [*run_dir.glob("tensorboard/events*")]
+    assert stopped(line, tmp_path, signal.SIGUSR1, env) == 128 + signal.SIGTERM
+    (output,) = together([line], tmp_path, [env])
+    assert "400 steps" in output
+    assert len(result(tmp_path / "run")["resumed_from"]) == 1
+    assert [int(row["step"]) for row in rows(tmp_path / "run")] == list(range(1, 401))
+    assert [*tmp_path.glob("run/tensorboard/events*")]
 
 
 @pytest.mark.nightly
-def test_two_processes_begin_with_the_weights_of_a_run(whole: Path, text_file: Path, tmp_path: Path) -> None:
+def test_two_processes_begin_with_the_weights_of_a_run(whole, text_file, tmp_path):
     """A learning rate of zero leaves their loss, which is computed in batches of another size."""
     still = [f"init_from={whole}", "optim.lr=0", "optim.ema=null", "validation.batches=null", "trainer.devices=2"]
     still += ["max_minutes=0.1"]  # of which the first process makes steps
@@ -171,20 +163,6 @@ def test_two_processes_begin_with_the_weights_of_a_run(whole: Path, text_file: P
     continued, base = result(tmp_path / "two"), result(whole)
     assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])
     assert continued["val_loss"] == continued["init_from"]["val_loss"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
-def test_two_nodes_train_as_one_process(launcher: str, whole: Path, text_file: Path, tmp_path: Path) -> None:
-    """Two launchers on this machine stand for two nodes."""
-    line, port = words(text_file, *NODES, "run_dir=nodes"), free_port()
-    if launcher == "torchrun":
-        common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port", port]
-        outputs = together([[*torchrun(*common, f"--node-rank={node}"), *line] for node in (0, 1)], tmp_path)
-    else:
-        outputs = together([[sys.executable, TRAIN, *line]] * 2, tmp_path, slurm(port))
-    assert ["100 steps" in output for output in outputs] == [True, False], "the second node prints nothing of the run"
-    assert same(tmp_path / "nodes", whole)
 
 
 LATE_OPERATION = f"""
@@ -199,7 +177,18 @@ finally:
 
 
 @pytest.mark.nightly
-def test_a_process_waits_for_its_last_collective_operation(text_file: Path, tmp_path: Path) -> None:
-    """A Gloo thread that is busy when the interpreter exits would abort the process."""
-    line = [sys.executable, "-c", LATE_OPERATION, *words(text_file, *NODES, "run_dir=nodes")]
-    together([line] * 2, tmp_path, slurm(free_port()))
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_two_nodes_train_as_one_process(launcher, whole, text_file, tmp_path):
+    """Two launchers on this machine stand for two nodes.
+
+    A process waits for its last collective operation: a Gloo thread that is busy when the interpreter exits would
+    abort the process.
+    """
+    line, port = words(text_file, *NODES, "run_dir=nodes"), free_port()
+    if launcher == "torchrun":
+        common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port", port]
+        outputs = together([[*torchrun(*common, f"--node-rank={node}"), *line] for node in (0, 1)], tmp_path)
+    else:
+        outputs = together([[sys.executable, "-c", LATE_OPERATION, *line]] * 2, tmp_path, slurm(port))
+    assert ["100 steps" in output for output in outputs] == [True, False], "the second node prints nothing of the run"
+    assert same(tmp_path / "nodes", whole)

@@ -1,7 +1,6 @@
 """On a GPU: training in bf16 and its resume, equal logits and continuations, and the compiled model. `pytest -m gpu`"""
 
 import math
-import signal
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,10 +16,9 @@ from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.scoring import evaluate
-from lm.training.processes import Interrupted, Signals
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens
-from tests.helpers.runs import MUON, change, column, losses, result, short_run, signal_at
+from tests.helpers.runs import MUON, change, column, losses, result, short_run, stop
 
 DEVICE = "cuda"
 pytestmark = [
@@ -40,9 +38,7 @@ def run_on_device(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize(("head", "optim"), [("tied", OptimConfig(warmup_steps=5)), ("untied_midtraining", MUON)])
-def test_training_in_bf16_ends_finite_and_resumes(
-    head: str, optim: OptimConfig, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_in_bf16_ends_finite_and_resumes(head, optim, text_file, tmp_path):
     """Operations of a GPU may add in another order each time, so the resumed run is near the undisturbed one."""
     settings = {"head": HEADS[head], "optim": optim, "precision": "bf16-mixed"}
     whole = run_on_device(text_file, tmp_path / "whole", **settings)
@@ -54,11 +50,7 @@ def test_training_in_bf16_ends_finite_and_resumes(
     assert scores["precision"] == "bf16-mixed"
 
     run = change(whole, run_dir=str(tmp_path / "run"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Signals, "arrived", Signals.arrived)  # which is put back
-        signal_at(12, signal.SIGTERM)
-        with pytest.raises(Interrupted, match="after step 12"):
-            train(run)
+    stop(run, 12)
     _, resumed = train(run)
     assert resumed["resumed_from"] == [12]
     assert len(losses(tmp_path / "run")) == 20
@@ -66,24 +58,19 @@ def test_training_in_bf16_ends_finite_and_resumes(
     assert result(tmp_path / "run") == resumed
 
 
-def test_a_run_on_a_gpu_is_near_the_one_on_a_cpu(text_file: Path, tmp_path: Path) -> None:
-    """Both in full precision, from the same weights and batches."""
-    _, gpu = train(run_on_device(text_file, tmp_path / "gpu"))
-    _, cpu = train(run_on_device(text_file, tmp_path / "cpu", accelerator="cpu"))
-    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), abs=2e-3)
-    assert gpu["val_loss"] == pytest.approx(cpu["val_loss"], abs=2e-3)
-
-
-def test_a_compiled_model_has_the_same_losses(text_file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("changes", [{"accelerator": "cpu"}, {"compile": True}])
+def test_a_run_on_a_gpu_has_nearly_the_losses_of_a_cpu_and_of_compiled_code(changes, text_file, tmp_path, request):
+    """In full precision, from the same weights and batches."""
     request.addfinalizer(torch.compiler.reset)
-    for compiled in (False, True):
-        train(run_on_device(text_file, tmp_path / str(compiled), compile=compiled))
-    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), abs=2e-3)
+    _, scores = train(run_on_device(text_file, tmp_path / "run"))
+    _, others = train(run_on_device(text_file, tmp_path / "other", **changes))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "other"), abs=2e-3)
+    assert scores["val_loss"] == pytest.approx(others["val_loss"], abs=2e-3)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS[:6], ids=name_of)
-def test_logits_agree_with_those_of_the_cpu(model: dict[str, Any]) -> None:
+def test_logits_agree_with_those_of_the_cpu(model):
     """And the same model in bf16 is near."""
     net, tokens = build(**model).eval(), random_tokens(4, SEQ)
     expected = net(tokens)
@@ -96,7 +83,7 @@ def test_logits_agree_with_those_of_the_cpu(model: dict[str, Any]) -> None:
     assert (rough - expected).norm() < 0.05 * expected.norm()
 
 
-def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file: Path, tmp_path: Path) -> None:
+def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file, tmp_path):
     """Of a model that is sure of its tokens, so that no rounding decides; alone and in a batch of unequal lengths."""
     optim = OptimConfig(lr=1e-2, weight_decay=0.0, decay="constant")
     run = run_on_device(text_file, tmp_path / "run", optim=optim, max_steps=150)

@@ -1,9 +1,7 @@
 """Trackers are told the settings of a run, its rows and its final scores."""
 
 import json
-import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,9 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lm.config import LoggerConfig, OptimConfig, RunConfig, WandbConfig
+from lm.errors import Diverged, UserError
 from lm.lab.trackers import FINAL
 from lm.training.train import train
-from tests.helpers.runs import composed, finish, result, short_run, signal_at
+from tests.helpers.runs import composed, files, kill, result, short_run
 
 
 def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
@@ -34,12 +33,12 @@ def values(fields: Any) -> dict[str, Any]:
 class Tracked:
     """A run of a stand-in for wandb, which writes what it is told to a file; its `config` is itself."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.config = self
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self.config, self.path = self, path
         self.write("init", options)
 
     def write(self, event: str, content: Any = None) -> None:
-        with open(os.environ["TRACKED"], "a") as file:
+        with open(self.path, "a") as file:
             file.write(json.dumps([event, content], default=str) + "\n")
 
     def update(self, params: dict[str, Any], **_: Any) -> None:
@@ -55,17 +54,22 @@ class Tracked:
         self.write("finish", exit_code)
 
 
-def use_stand_in(folder: Path, refuses: bool = False) -> None:
-    """Let this process import it. `refuses`: nobody has logged in."""
+def stand_in(folder: Path, refuses: bool = False) -> ModuleType:
+    """A module that tracks in this folder. `refuses`: nobody has logged in."""
 
     def init(**options: Any) -> Tracked:
         if refuses:
             raise RuntimeError("not logged in\nsee the manual")
-        return Tracked(options)
+        return Tracked(folder / "tracked", options)
 
-    os.environ |= {"TRACKED": str(folder / "tracked"), "WANDB_API_KEY": "a secret"}
-    sys.modules["wandb"] = ModuleType("wandb")
-    vars(sys.modules["wandb"]).update(init=init)
+    module = ModuleType("wandb")
+    vars(module).update(init=init)
+    return module
+
+
+def use_stand_in(folder: Path) -> None:
+    """Let this process import it."""
+    sys.modules["wandb"] = stand_in(folder)
 
 
 def tracked(folder: Path) -> list[tuple[str, Any]]:
@@ -77,14 +81,14 @@ SETTINGS = ["optim.betas=[0.8,0.9]", "validation.every=0"]
 
 
 @pytest.fixture(scope="module")
-def logged(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def logged(text_file, tmp_path_factory):
     """The folder of a finished run with curves for TensorBoard."""
     folder = tmp_path_factory.mktemp("logged")
     train(tiny(text_file, folder, "logger=tensorboard", *SETTINGS))
     return folder
 
 
-def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
+def test_tensorboard_has_curves_settings_and_final_scores(logged):
     scores, folder = result(logged / "run"), logged / "run/tensorboard"
     events = EventAccumulator(str(folder)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
@@ -101,11 +105,12 @@ def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
     assert {metric.name.tag for metric in parts["_hparams_/experiment"].experiment.metric_infos} == set(FINAL)
 
 
-def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: Path, tmp_path: Path) -> None:
+def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a secret")
+    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
     words = ["logger=wandb", "logger.wandb.offline=true", "logger.wandb.project=mine"]
-    words += ["prompts=['https://me:a_secret@host/a.txt?a_secret']"]
-    assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_in, tmp_path)) == 0
-    scores = result(tmp_path / "run")
+    words += ["head.name='https://me:a_secret@host/a.txt?a_secret'"]
+    _, scores = train(tiny(text_file, tmp_path, *words))
     (_, options), *events, last = tracked(tmp_path)
     assert (options["name"], options["project"]) == ("run", "mine")
     assert last == ["finish", 0], "or the next run of a sweep would go on writing to it"
@@ -114,57 +119,51 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
     logged = [content for event, content in events if event == "log"]
     assert sum("train/loss" in row for row in logged) == 20
     assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
-    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
+    assert not any(b"a secret" in content for content in files(tmp_path).values())
     assert b"a_secret" not in (tmp_path / "tracked").read_bytes()
 
 
 @pytest.mark.nightly
-def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_sent_once(text_file, tmp_path, monkeypatch):
     """By the same id, and without the steps that were sent before the kill and are made again."""
+    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
     run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)
-    for step, signum in ((3, signal.SIGKILL), (13, signal.SIGKILL), (99, signal.SIGKILL)):  # before any checkpoint; 10
-        assert finish(run, partial(stand_in_until, tmp_path, step, signum)) == (0 if step == 99 else -signum)
+    for step in (3, 13):  # before any checkpoint, and after that of step 10
+        kill(run, step, partial(use_stand_in, tmp_path))
+    train(run)
     starts = [options for event, options in tracked(tmp_path) if event == "init"]
     assert {(options["id"], options["resume"]) for options in starts} == {(starts[0]["id"], "allow")}
     assert len(starts) == 3
-    elsewhere = replace(run, run_dir=str(tmp_path / "again"))
-    assert finish(elsewhere, partial(stand_in_until, tmp_path, 1, signal.SIGKILL)) == -signal.SIGKILL
-    *_, last = (options for event, options in tracked(tmp_path) if event == "init")
-    assert last["id"] != starts[0]["id"], "or it would be written into that of the first"
     events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
+    train(replace(run, run_dir=str(tmp_path / "again")))
+    *_, last = (options for event, options in tracked(tmp_path) if event == "init")
+    assert last["id"] != starts[0]["id"], "or it would be written into that of the first"
 
 
-def stand_in_until(folder: Path, step: int, signum: int) -> None:
-    use_stand_in(folder)
-    signal_at(step, signum)
-
-
-def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_is_closed(text_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
     run = short_run(text_file, tmp_path / "run", gradient_clip_val=None, optim=OptimConfig(lr=1e15, warmup_steps=0))
-    run.logger = LoggerConfig(wandb=WandbConfig(offline=True))
-    assert finish(run, partial(use_stand_in, tmp_path)) == 2
+    with pytest.raises(Diverged):
+        train(replace(run, logger=LoggerConfig(wandb=WandbConfig(offline=True))))
     assert tracked(tmp_path)[-1] == ["finish", 1]
 
 
-def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged: Path, tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file, logged, tmp_path, monkeypatch):
     """Also with checkpoint.resume=false, which deletes them when the run begins."""
+    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path, refuses=True))
     shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/result.json").unlink()
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    again = tiny(text_file, tmp_path, *SETTINGS, "logger=wandb", "checkpoint.resume=false")
-    assert finish(again, partial(use_stand_in, tmp_path, refuses=True)) == 2
-    assert (tmp_path / "run.refused").read_text().startswith("logger=wandb: ")
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    before = files(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^logger=wandb: "):
+        train(tiny(text_file, tmp_path, *SETTINGS, "logger=wandb", "checkpoint.resume=false"))
+    assert files(tmp_path / "run") == before
 
 
 @pytest.mark.slow
-def test_the_real_wandb_keeps_settings_and_final_scores_on_this_machine(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_wandb_keeps_settings_and_final_scores_on_this_machine(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     pytest.importorskip("wandb", reason="is in the extra `track`")
     train(tiny(text_file, tmp_path, "logger=wandb", "logger.wandb.offline=true"))
-    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*.wandb")]
-    assert any(b"model.n_layers" in content and b"val_bpb" in content for content in files)
+    contents = [path.read_bytes() for path in (tmp_path / "run").rglob("*.wandb")]
+    assert any(b"model.n_layers" in content and b"val_bpb" in content for content in contents)

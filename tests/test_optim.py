@@ -48,7 +48,7 @@ def measured(net: Transformer, loss: Loss, data: Tensor, autocast: bool = False)
 
 @needs_chunks
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
+def test_chunked_equals_plain_in_value_and_gradients(head):
     """In two chunks, the last one smaller, of logits that a temperature makes larger."""
     net = build(head)
     net.head.on_train_step(0.0, net.embed.weight, {})
@@ -65,7 +65,7 @@ def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
 @pytest.mark.parametrize(
     ("head", "loss"), [("tied_projected", plain), pytest.param("untied", chunked, marks=needs_chunks)]
 )
-def test_bf16_is_near(head: str, loss: Loss) -> None:
+def test_bf16_is_near(head, loss):
     """With large logits, because all losses of an untrained model are near ln V."""
     net, data = build(head), batch(3)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_bf16_is_near(head: str, loss: Loss) -> None:
 
 
 @needs_chunks
-def test_chunked_never_holds_all_logits() -> None:
+def test_chunked_never_holds_all_logits():
     net, n_sequences, v = Transformer(tiny(n_layers=1), TIED, vocab_size=2_000, seq_len=128), 16, 2_000
     tokens = torch.randint(v, (n_sequences, 128))
     logits = n_sequences * 128 * v * 4
@@ -92,7 +92,7 @@ def test_chunked_never_holds_all_logits() -> None:
     assert largest["chunked"] < logits / 2 < logits <= largest["plain"]
 
 
-def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
+def test_activation_checkpointing_keeps_less_and_changes_no_number():
     """With dropout, whose masks must be repeated exactly."""
     model, data = tiny(n_layers=4, dropout=0.3), DataConfig(seq_len=SEQ)
     net, again = (
@@ -118,7 +118,7 @@ def factors(total: int, **schedule: Any) -> list[float]:
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
 
-def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction() -> None:
+def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction():
     for decay, fraction, start in (("cosine", 1.0, 0), ("cosine", 0.2, 80), ("linear", 0.2, 80), ("linear", 0.0, 100)):
         rates = factors(100, warmup_steps=0, decay=decay, decay_fraction=fraction, final_lr_fraction=0.1)
         assert rates[: start + 1] == [1.0] * (start + 1)
@@ -140,9 +140,7 @@ def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction
         (UNTIED, {"n_kv_heads": 1, "ffn": "gelu"}),
     ],
 )
-def test_each_parameter_is_in_one_group_and_block_matrices_alone_decay(
-    head: HeadConfig, changes: dict[str, Any]
-) -> None:
+def test_each_parameter_is_in_one_group_and_block_matrices_alone_decay(head, changes):
     net = build(head, **changes)
     groups = parameter_groups(net, OptimConfig(weight_decay=0.3), head)
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
@@ -152,7 +150,7 @@ def test_each_parameter_is_in_one_group_and_block_matrices_alone_decay(
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
 
 
-def test_embedding_and_head_have_learning_rates_of_their_own() -> None:
+def test_embedding_and_head_have_learning_rates_of_their_own():
     head = HeadConfig(name="untied", kind="untied", embedding_lr_multiplier=0.25, head_std=0.02, head_lr_multiplier=4.0)
     net = build(head)
     groups = {group["name"]: group for group in parameter_groups(net, OptimConfig(lr=0.01), head)}
@@ -166,7 +164,7 @@ def test_embedding_and_head_have_learning_rates_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("config", [OptimConfig(), MUON], ids=["adamw", "muon"])
-def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config: OptimConfig) -> None:
+def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config):
     net = build(UNTIED, d_ff=80, ffn="swiglu")
     optimizer = build_optimizer(net, config, UNTIED)
     before = copy.deepcopy(net.state_dict())
@@ -200,7 +198,7 @@ def parameter(tensor: Tensor, grad: Tensor | None = None) -> nn.Parameter:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (128, 512), (1, 9)])
-def test_orthogonalise_equals_an_svd(rows: int, columns: int) -> None:
+def test_orthogonalise_equals_an_svd(rows, columns):
     for ns_steps, conditioning, tolerance in ((5, 30.0, 0.15), (7, 100.0, 0.01)):
         x = matrices(rows, columns, conditioning)
         left, _, right = torch.linalg.svd(x, full_matrices=False)
@@ -208,43 +206,30 @@ def test_orthogonalise_equals_an_svd(rows: int, columns: int) -> None:
         assert torch.linalg.matrix_norm(orthogonalise(x.bfloat16(), ns_steps).float(), 2).max() < 1.2
 
 
-def test_matrices_of_any_shape_are_updated_together_as_apart_and_tall_ones_as_wide_ones() -> None:
-    torch.manual_seed(0)
-    together = [parameter(torch.randn(shape)) for shape in ((8, 8), (8, 24), (8, 8), (24, 8))]
-    together[3].data.copy_(together[1].T)
-    apart = copy.deepcopy(together)
-    optimizers = [muon(*together, weight_decay=0.1), *(muon(weight, weight_decay=0.1) for weight in apart)]
-    before = copy.deepcopy(together)
-    for i in range(3):
-        for weight, twin in zip(together, apart, strict=True):
-            weight.grad = together[1].grad.T.clone() if weight is together[3] else torch.randn_like(weight)
-            twin.grad = weight.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-        if i == 0:  # max(1, rows/columns)**0.5
-            wide, tall = (together[j] - (1 - 0.1 * 0.1) * before[j] for j in (1, 3))
-            torch.testing.assert_close(tall, wide.T * 3**0.5)
-    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+def test_the_update_orthogonalises_nesterov_momentum():
+    """m = momentum m + (1 - momentum) g; the update orthogonalises (1 - momentum) g + momentum m.
 
-
-@pytest.mark.parametrize("momentum", [0.0, 0.95])
-def test_the_update_orthogonalises_nesterov_momentum(momentum: float) -> None:
-    """m = momentum m + (1 - momentum) g; the update is orthogonalise((1 - momentum) g + momentum m)."""
+    Matrices of one shape, transposed where needed, are updated together; those of a tall one are larger.
+    """
     torch.manual_seed(0)
-    weight, average = parameter(torch.randn(6, 9)), torch.zeros(6, 9)
-    expected = weight.detach().clone()
-    optimizer = muon(weight, momentum=momentum, weight_decay=0.1)
+    weights = [parameter(torch.randn(shape)) for shape in ((6, 9), (8, 8), (6, 9), (9, 6), (18, 6))]
+    expected, averages = copy.deepcopy(weights), [torch.zeros_like(weight) for weight in weights]
+    optimizer = muon(*weights, momentum=0.95, weight_decay=0.1)
     for _ in range(4):
-        weight.grad = torch.randn(6, 9)
-        average = momentum * average + (1 - momentum) * weight.grad
-        nesterov = (1 - momentum) * weight.grad + momentum * average
-        step = orthogonalise((nesterov.bfloat16() if has_native_bf16("cpu") else nesterov)[None], 5)[0].float()
-        expected = expected * (1 - 0.1 * 0.1) - 0.1 * step
+        for i, weight in enumerate(weights):
+            weight.grad = torch.randn_like(weight)
+            averages[i] = 0.95 * averages[i] + 0.05 * weight.grad
+            nesterov = 0.05 * weight.grad + 0.95 * averages[i]
+            is_tall = weight.shape[0] > weight.shape[1]
+            wide = nesterov.T if is_tall else nesterov
+            step = orthogonalise((wide.bfloat16() if has_native_bf16("cpu") else wide)[None], 5)[0].float()
+            step = step.T * (weight.shape[0] / weight.shape[1]) ** 0.5 if is_tall else step
+            expected[i].data = expected[i] * (1 - 0.1 * 0.1) - 0.1 * step
         optimizer.step()
-    torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit() -> None:
+def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit():
     weight, twin = (parameter(torch.ones(5, 3)) for _ in range(2))
     options: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
     own = Muon([{"params": [weight], "weight_decay": 0.3}], **options)

@@ -1,8 +1,6 @@
 """What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
-import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,14 @@ from conftest import HEADS, TEXT
 from safetensors.torch import load_file
 
 from lm.cli.evaluate import EvaluateConfig
-from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, RunConfig, TokenizerConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, TokenizerConfig
 from lm.data.tokens import prepare
 from lm.errors import Diverged, UserError
 from lm.training.log import log_start
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.models import equal, weights
-from tests.helpers.runs import change, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
+from tests.helpers.runs import change, column, losses, overfitting_run, result, rows, stop
 from tests.helpers.scores import evaluate_run
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
@@ -35,14 +33,14 @@ def val_loss(folder: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def best(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+def best(text_file, tmp_path_factory):
     """A finished run that keeps its best model."""
     run = overfitting_run(text_file, tmp_path_factory.mktemp("finished") / "run", checkpoint=KEEP_BEST)
     train(run)
     return run
 
 
-def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: RunConfig, text_file: Path) -> None:
+def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best, text_file):
     folder = Path(str(best.run_dir))
     scores, chosen = result(folder), result(folder)["best"]
     estimates = {int(row["step"]): float(row["val/loss"]) for row in rows(folder)[:-1] if row["val/loss"]}
@@ -53,7 +51,7 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: Ru
 
 
 @pytest.mark.slow
-def test_nothing_but_the_model_differs_from_a_run_without(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
+def test_nothing_but_the_model_differs_from_a_run_without(best, text_file, tmp_path):
     folder = Path(str(best.run_dir))
     _, scores = train(overfitting_run(text_file, tmp_path / "run"))
     assert rows(tmp_path / "run") == rows(folder)
@@ -62,38 +60,28 @@ def test_nothing_but_the_model_differs_from_a_run_without(best: RunConfig, text_
     assert scores["config_hash"] != result(folder)["config_hash"], "it is another result, so another run"
 
 
-def test_the_last_model_is_kept_where_it_is_the_best(text_file: Path, tmp_path: Path) -> None:
-    run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST, max_steps=7)
-    _, scores = train(run)
-    assert scores["best"] == {"step": 7, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
-
-
-@pytest.mark.nightly
-def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
-    run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
-    assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
+@pytest.mark.slow
+def test_a_run_that_a_signal_stops_leaves_its_best_model(best, text_file, tmp_path):
+    stop(overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST), 21)
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
 @pytest.mark.slow
-def test_a_diverged_run_leaves_its_best_model(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run without `best`, and of one that diverges before its first validation, nothing is left."""
-    every, layers = CheckpointConfig(every=1, best=True), "tests.helpers.layers.Exploding"
-    run = overfitting_run(text_file, tmp_path / "best", checkpoint=every)
-    run = replace(run, model=replace(run.model, linear=layers))
-    for name, step, checkpoint in (("best", 9, every), ("early", 2, every), ("last", 9, replace(every, best=False))):
-        monkeypatch.setenv("DISTURBED_CALL", str(2 * 6 * 2 * (step - 1) + 1))  # layers, projections, micro-batches
-        monkeypatch.setattr("tests.helpers.layers.Disturbing.calls", 0)
-        with pytest.raises(Diverged):
-            train(replace(run, run_dir=str(tmp_path / name), checkpoint=checkpoint))
-        assert (tmp_path / name / "model").exists() == (name == "best")
+def test_a_diverged_run_leaves_its_best_model(text_file, tmp_path, monkeypatch):
+    """Of one without `best`, nothing is left: tests/test_train.py."""
+    layers, step = "tests.helpers.layers.Exploding", 9
+    monkeypatch.setenv("DISTURBED_CALL", str(2 * 6 * 2 * (step - 1) + 1))  # layers, projections, micro-batches
+    monkeypatch.setattr("tests.helpers.layers.Disturbing.calls", 0)
+    run = overfitting_run(text_file, tmp_path / "best", checkpoint=CheckpointConfig(every=1, best=True))
+    with pytest.raises(Diverged):
+        train(replace(run, model=replace(run.model, linear=layers)))
     (*_, newest) = sorted((tmp_path / "best/checkpoints").iterdir())
     state = torch.load(newest, weights_only=True)
     assert state["best_step"] > 0
     assert equal(weights(tmp_path / "best"), load_file(newest.with_name(f"best-{state['best_step']:08d}.safetensors")))
 
 
-def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
+def test_a_run_ends_after_validations_without_a_lower_loss(best, text_file, tmp_path):
     """Its resume: tests/test_resume.py."""
     _, scores = train(overfitting_run(text_file, tmp_path / "run", checkpoint=IMPATIENT))
     folder, whole = tmp_path / "run", Path(str(best.run_dir))
@@ -106,39 +94,31 @@ def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text
     assert equal(weights(folder), weights(whole))
 
 
-def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path) -> None:
+def test_the_model_is_the_average_over_the_steps_of_the_same_training(text_file, tmp_path):
     """Also across the step in which the head is untied: until then its average is that of the embedding."""
-    optim, every = OptimConfig(lr=0.02, warmup_steps=2, ema=0.5), CheckpointConfig(every=1, keep=100)
-    head = HEADS["untied_midtraining"]
-    run = overfitting_run(text_file, tmp_path, max_steps=12, head=head, optim=optim, checkpoint=every)
-    train(run)
-    steps = [torch.load(path, weights_only=True) for path in sorted((tmp_path / "checkpoints").iterdir())]
+    settings = {"max_steps": 12, "head": HEADS["untied_midtraining"], "checkpoint": CheckpointConfig(every=1, keep=100)}
+    optim = OptimConfig(lr=0.02, warmup_steps=2)
+    train(overfitting_run(text_file, tmp_path / "plain", optim=optim, **settings))
+    run = overfitting_run(text_file, tmp_path / "run", optim=replace(optim, ema=0.5), **settings)
+    folder, scores = train(run)
+    assert losses(folder) == losses(tmp_path / "plain")
+    steps = [torch.load(path, weights_only=True) for path in sorted((folder / "checkpoints").iterdir())]
     average = build_model(run, 257).state_dict()
     for i, step in enumerate(steps):
         decay = min(0.5, (1 + i) / (10 + i))
         average = {name: decay * tensor + (1 - decay) * step["net"][name] for name, tensor in average.items()}
-    saved = weights(tmp_path)
+    saved = weights(folder)
     for name, tensor in average.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-4, atol=1e-6)
     assert not torch.equal(saved["head.proj.weight"], saved["embed.weight"])
     assert not torch.allclose(saved["norm.weight"], steps[-1]["net"]["norm.weight"])
-    assert val_loss(tmp_path) == result(tmp_path)["val_loss"]
-
-
-@pytest.mark.slow
-def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Path) -> None:
-    optim = OptimConfig(lr=0.02, warmup_steps=2, decay="constant")
-    for name, ema in (("plain", None), ("average", 0.9)):
-        run = overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema))
-        train(replace(run, activation_checkpointing=ema is not None))
-    assert losses(tmp_path / "plain") == losses(tmp_path / "average"), "though its activations are recomputed"
-    assert column(tmp_path / "plain", "val/loss") != column(tmp_path / "average", "val/loss")
+    assert val_loss(folder) == scores["val_loss"]
 
 
 # --- data.order
 
 
-def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> None:
+def test_documents_are_where_an_end_of_text_token_stands(text_file):
     data = prepare(overfitting_run(text_file, Path("run")).data, TokenizerConfig(kind="byte", vocab_size=None))
     assert data.documents().tolist() == [0]
     three = replace(data, train=np.array([data.tokenizer.eot, 1, 2, data.tokenizer.eot, 3, data.tokenizer.eot, 4]))
@@ -146,15 +126,15 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file: Path, tmp_path: Path) -> None:
+def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file, tmp_path):
     """They are counted once: a resume makes as many, bit for bit, though it may find the machine faster."""
     settings: dict[str, Any] = {"max_minutes": 0.05, "diagnostics": DiagnosticsConfig(every=4)}
     run = overfitting_run(text_file, tmp_path / "minutes", **settings)
-    assert finish(run, partial(signal_at, 8, signal.SIGKILL)) == -signal.SIGKILL
+    stop(run, 8)
     with pytest.raises(UserError, match="compile is False there, True now"):
         train(replace(run, compile=True))
     _, scores = train(run)
-    assert (scores["ended_by"], scores["resumed_from"]) == ("steps", [5])
+    assert (scores["ended_by"], scores["resumed_from"]) == ("steps", [8])
     assert 0.1 * 3 < scores["seconds"] < 10 * 3, "a machine may become busy"
     of_steps = change(run, run_dir=str(tmp_path / "steps"), max_minutes=None, max_steps=scores["steps"])
     assert train(of_steps)[1]["config_hash"] != scores["config_hash"]
@@ -163,7 +143,7 @@ def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file: 
     assert train(run)[1] == scores, "it is finished"
 
 
-def test_a_run_says_how_often_its_text_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_says_how_often_its_text_is_read(tmp_path, caplog):
     """With dropout it is meant to be read often."""
     caplog.set_level("INFO")
     for n_bytes, dropout, times in ((7_000, 0.0, 0.4), (240, 0.0, 12.7), (240, 0.1, 12.7)):

@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ CPU = change(RunConfig(), accelerator="cpu")
 
 
 @pytest.fixture(autouse=True)
-def uncached() -> Iterator[None]:
+def uncached():
     has_native_bf16.cache_clear()
     yield
     has_native_bf16.cache_clear()
@@ -34,7 +32,7 @@ def uncached() -> Iterator[None]:
 # --- device and precision
 
 
-def test_a_cpu_trains_in_bf16_where_it_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_trains_in_bf16_where_it_is_native(monkeypatch):
     for capabilities, precision in (
         ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bf16-mixed"),
         ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "32-true"),
@@ -47,7 +45,7 @@ def test_a_cpu_trains_in_bf16_where_it_is_native(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("is_native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_a_gpu_trains_in_native_bf16(is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_trains_in_native_bf16(is_native, precision, monkeypatch):
     """Others emulate it, several times slower."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -58,13 +56,13 @@ def test_a_gpu_trains_in_native_bf16(is_native: bool, precision: str, monkeypatc
         assert (trainer.accelerator, trainer.precision) == ("cuda", precision)
 
 
-def test_what_is_given_is_kept() -> None:
+def test_what_is_given_is_kept():
     run = resolve(change(CPU, precision="32-true", threads=1, loss="plain"), 10**6)
     assert (run.trainer.precision, run.threads, run.loss) == ("32-true", 1, "plain")
     assert resolve(run, 10**6) == run
 
 
-def test_an_absent_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for name in ("gpu", "mps"):
@@ -72,7 +70,7 @@ def test_an_absent_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             resolve(change(RunConfig(), accelerator=name), 257)
 
 
-def test_a_mac_is_told_what_it_cannot_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_is_told_what_it_cannot_repeat(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     run = change(RunConfig(model=ModelConfig(dropout=0.1)), accelerator="gpu")
@@ -81,7 +79,7 @@ def test_a_mac_is_told_what_it_cannot_repeat(monkeypatch: pytest.MonkeyPatch) ->
         resolve(replace(run, activation_checkpointing=True), 257)
 
 
-def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_and_the_trainer_must_agree(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     resolve(CPU, 257)  # a variable that somebody else has left
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -96,7 +94,7 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
 # --- threads
 
 
-def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch):
     for value, threads in {" 1,2": 1, "1000": cores()}.items():  # a host may have more cores than a container
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert resolve(CPU, 257).threads == threads
@@ -111,7 +109,7 @@ def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.M
         assert count_threads(1) == 1
 
 
-def test_threads_wait_as_measured_unless_the_user_decides() -> None:
+def test_threads_wait_as_measured_unless_the_user_decides():
     inherited = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     code = "import lm, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     for variables, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")):
@@ -120,7 +118,7 @@ def test_threads_wait_as_measured_unless_the_user_decides() -> None:
         assert output.split() == [expected, "False"]
 
 
-def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(64)}, raising=False)
     monkeypatch.setattr("lm.system.device.CPU_QUOTA", tmp_path / "cpu.max")
     for quota, expected in (("150000 100000", 2), ("max 100000", 64), ("", 64)):
@@ -129,7 +127,7 @@ def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
-def test_auto_chooses_the_faster_loss() -> None:
+def test_auto_chooses_the_faster_loss():
     for vocab_size, changes, loss in (
         (8192, {}, "chunked"),
         (257, {}, "plain"),
@@ -144,7 +142,7 @@ def test_auto_chooses_the_faster_loss() -> None:
 
 
 @pytest.mark.slow
-def test_every_run_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_of_a_process_is_compiled(monkeypatch):
     compiled: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

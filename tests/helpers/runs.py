@@ -2,11 +2,12 @@
 
 import multiprocessing
 import os
-import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from lm.config import (
     TrainerConfig,
     ValidationConfig,
 )
-from lm.errors import UserError
 from lm.system.files import read_csv, read_json
+from lm.training.processes import Interrupted, Signals
+from lm.training.train import train
 
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes
 MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4, warmup_steps=5)
@@ -126,6 +128,11 @@ def checkpoints(run: RunConfig) -> list[int]:
     return sorted(int(path.stem.removeprefix("step-")) for path in Path(str(run.run_dir), "checkpoints").glob("step-*"))
 
 
+def files(folder: Path) -> dict[Path, bytes]:
+    """The content of each file, but for hidden ones."""
+    return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
 def outcome(run: RunConfig) -> dict[str, Any]:
     """All that a run leaves, but for what depends on the time or on interruptions."""
     folder = Path(str(run.run_dir))
@@ -134,62 +141,11 @@ def outcome(run: RunConfig) -> dict[str, Any]:
     return {"result": scores, "weights": (folder / "model/model.safetensors").read_bytes(), **logs}
 
 
-# --- runs in processes of their own
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
-Before = Callable[[], object]  # a function of a module, or a partial of one, that the process calls first
-
-
-def spawn(run: RunConfig, before: Before | None = None, file_size: int | None = None) -> Any:
-    """Start to train a run in a process that may write files of `file_size` bytes."""
-    process = PROCESSES.Process(target=_work, args=(run, before, file_size))
-    process.start()
-    return process
-
-
-def finish(run: RunConfig, before: Before | None = None, file_size: int | None = None) -> int:
-    """Train a run in a process of its own; its exit code: 2 bad input, 74 an error of a file, 128 + signal.
-
-    The message of bad input is in RUN_DIR.refused.
-    """
-    process = spawn(run, before, file_size)
-    process.join(120)
-    if process.is_alive():
-        process.kill()
-        raise TimeoutError(f"{run.run_dir}: trains after two minutes")
-    return int(process.exitcode)
-
-
-def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
-    from lm.training.processes import Interrupted
-    from lm.training.train import train
-
-    unblock_signals()
-    if file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    if before:
-        before()
-    try:
-        train(run)
-    except UserError as error:
-        Path(f"{run.run_dir}.refused").write_text(str(error))
-        os._exit(2)
-    except OSError:
-        os._exit(74)
-    except Interrupted as error:
-        os._exit(128 + error.signum)
-
-
-def unblock_signals() -> None:
-    """An ablation that ran before in this process may have started the server, which blocks them in all it forks."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# --- runs that do not end by themselves
 
 
 def signal_at(step: int, signum: int) -> None:
     """Let this process get a signal after the rows of this step are written, before its checkpoint is."""
-    from lm.training.processes import Signals
-
     arrived = Signals.arrived
 
     def with_a_signal(self: Signals, fabric: Any, current: int) -> Any:
@@ -200,13 +156,56 @@ def signal_at(step: int, signum: int) -> None:
     Signals.arrived = with_a_signal  # type: ignore[method-assign]
 
 
+@contextmanager
+def signalled(step: int, signum: int = signal.SIGTERM) -> Iterator[None]:
+    """A run in this process gets a signal after a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signals, "arrived", Signals.arrived)  # which is put back
+        signal_at(step, signum)
+        yield
+
+
+def stop(run: RunConfig, step: int) -> None:
+    """Train a run in this process until SIGTERM stops it after a step."""
+    with signalled(step), pytest.raises(Interrupted, match=rf"after step {step}\b"):
+        train(run)
+
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["lm.training.train", "tests.helpers.runs"])  # which takes seconds, once
+Before = Callable[[], object]  # a function of a module, or a partial of one, that the process calls first
+
+
+def spawn(run: RunConfig, *before: Before) -> Any:
+    """Start to train a run in a process of its own."""
+    process = PROCESSES.Process(target=_work, args=(run, before))
+    process.start()
+    return process
+
+
+def kill(run: RunConfig, step: int, *before: Before) -> None:
+    """Train a run in a process of its own until SIGKILL ends it after a step."""
+    process = spawn(run, partial(signal_at, step, signal.SIGKILL), *before)
+    process.join(120)
+    code = process.exitcode
+    process.kill()  # if it still trains after two minutes
+    assert code == -signal.SIGKILL
+
+
+def _work(run: RunConfig, before: Sequence[Before]) -> None:
+    unblock_signals()
+    for function in before:
+        function()
+    train(run)
+
+
 def set_environment(**values: str) -> None:
     os.environ.update(values)
 
 
-def exit_code(signum: signal.Signals) -> int:
-    """Of a run that a signal ends."""
-    return -signum if signum == signal.SIGKILL else 128 + signum
+def unblock_signals() -> None:
+    """An ablation that ran before in this process may have started the server, which blocks them in all it forks."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
