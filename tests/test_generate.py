@@ -3,7 +3,6 @@
 import copy
 import math
 from itertools import islice, takewhile
-from typing import Any
 
 import pytest
 import torch
@@ -20,31 +19,31 @@ from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
-PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
+PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 51)], [*range(40, VOCAB)]]
 
 
-@settings(deadline=None)
-@given(length=st.integers(1, 5000), seq_len=st.integers(2, 300))
-def test_the_window_fits_the_context_and_moves_by_half_of_it(length: int, seq_len: int) -> None:
-    start, following = window_start(length, seq_len), window_start(length + 1, seq_len)
-    assert 0 < length - start <= seq_len
-    assert length - start > seq_len // 2 or start == 0
-    assert (start == 0) == (length <= seq_len)
-    assert following - start in (0, seq_len // 2)
+@pytest.mark.parametrize("seq_len", [2, 3, 16, 255])
+def test_the_window_fits_the_context_and_moves_by_half_of_it(seq_len):
+    for length in range(1, 4 * seq_len):
+        start, following = window_start(length, seq_len), window_start(length + 1, seq_len)
+        assert 0 < length - start <= seq_len
+        assert length - start > seq_len // 2 or start == 0
+        assert (start == 0) == (length <= seq_len)
+        assert following - start in (0, seq_len // 2)
 
 
 @pytest.mark.parametrize(
-    ("position", "n_kv_heads", "seq_len"), [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 70)]
+    ("position", "n_kv_heads", "seq_len"), [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 64)]
 )
-def test_cached_equals_uncached_far_past_the_context(position: str, n_kv_heads: int | None, seq_len: int) -> None:
-    net = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
-    n = min(3 * seq_len, 75)
+def test_cached_equals_uncached_far_past_the_context(position, n_kv_heads, seq_len):
+    """The cache of the longest context grows before the window moves."""
+    net, n = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len), 20
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
     assert tokens(net, PROMPTS, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected
 
 
-def test_the_sensitive_model_depends_on_its_whole_context() -> None:
+def test_the_sensitive_model_depends_on_its_whole_context():
     """The comparisons above depend on it: the next token changes with distant tokens and with their order."""
     net, text = sensitive(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))
     moved = text.clone()
@@ -54,27 +53,23 @@ def test_the_sensitive_model_depends_on_its_whole_context() -> None:
     assert changed.float().mean() > 0.1
 
 
-def test_a_prompt_is_continued_without_characters_that_the_model_does_not_know() -> None:
+def test_a_prompt_may_be_empty_and_is_continued_without_characters_that_the_model_does_not_know():
     net = sensitive(CHAR.vocab_size)
     assert generate(net, CHAR, "a~b", 9) == generate(net, CHAR, "ab", 9) == "".join(stream(net, CHAR, "~ab~", 9))
+    assert (generate(net, CHAR, [], 9), generate(net, CHAR, ["a", ""], 0)) == ([], ["", ""])
 
 
 @pytest.mark.parametrize(("temperature", "ends"), [(0.0, ""), (1.0, ""), (0.0, "a")])
-def test_it_stops_at_end_of_text_and_of_a_turn(temperature: float, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stops_at_end_of_text_and_of_a_turn(temperature, ends, monkeypatch):
     """Each row of a batch stops by itself; what it decodes after end of text is dropped."""
     net, prompts = sensitive(CHAR.vocab_size), ["", "a", "bcd", "edcba" * 5, "cc", "dab"]
     monkeypatch.setattr(CHAR, "stops", {CHAR.eot, *CHAR.encode(ends)})
-    continuations = generate(net, CHAR, prompts, 30, temperature=temperature)
-    rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 30, Sampling(temperature=temperature))
+    continuations = generate(net, CHAR, prompts, 20, temperature=temperature)
+    rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 20, Sampling(temperature=temperature))
     assert continuations == [CHAR.decode(takewhile(lambda token: token not in CHAR.stops, row)) for row in rows]
     if temperature == 0.0:
-        assert continuations == ["".join(stream(net, CHAR, prompt, 30)) for prompt in prompts]
+        assert continuations == ["".join(stream(net, CHAR, prompt, 20)) for prompt in prompts]
     assert len({len(continuation) for continuation in continuations}) > 2  # they stop, at different lengths
-
-
-def test_no_prompt_and_no_token_are_allowed() -> None:
-    net = sensitive(BYTE.vocab_size)
-    assert (generate(net, BYTE, [], 40), generate(net, BYTE, ["x", ""], 0)) == ([], ["", ""])
 
 
 @pytest.mark.parametrize(
@@ -85,29 +80,28 @@ def test_no_prompt_and_no_token_are_allowed() -> None:
         *(("top_k", 5, 0.0), ("top_p", 0.5, 0.0), ("min_p", 0.5, 0.0)),  # which have no effect on greedy decoding
     ],
 )
-def test_a_wrong_number_is_refused_by_name(key: str, value: float, temperature: float) -> None:
-    options: dict[str, Any] = {"temperature": temperature, key: value}
-    with pytest.raises(UserError, match=f"^{key}="):
-        generate(sensitive(BYTE.vocab_size), BYTE, "x", **options)
-    with pytest.raises(UserError, match=f"^{key}="):
-        next(stream(sensitive(BYTE.vocab_size), BYTE, "x", **options))
+def test_a_wrong_number_is_refused_by_name(key, value, temperature):
+    options = {"temperature": temperature, key: value}
+    for call in (generate, stream):
+        with pytest.raises(UserError, match=f"^{key}="):
+            next(call(sensitive(BYTE.vocab_size), BYTE, "x", **options))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")), st.lists(st.integers(0, 256)))
-def test_a_stream_yields_whole_characters_that_equal_decode(text: str, ids: list[int]) -> None:
+def test_a_stream_yields_whole_characters_that_equal_decode(text, ids):
     assert list(BYTE.stream(BYTE.encode(text))) == list(text)
     assert "".join(BYTE.stream(ids)) == BYTE.decode(ids)
 
 
-def test_a_stream_yields_a_character_as_soon_as_it_is_complete() -> None:
+def test_a_stream_yields_a_character_as_soon_as_it_is_complete():
     ids = iter(BYTE.encode("é漢b"))
     pieces = BYTE.stream(ids)
     assert next(pieces) == "é"
     assert len(list(ids)) == 4  # the bytes of the other two characters have not been consumed
 
 
-def test_the_likeliest_tokens_have_the_probabilities_of_the_softmax() -> None:
+def test_the_likeliest_tokens_have_the_probabilities_of_the_softmax():
     logits = torch.randn(BYTE.vocab_size, generator=torch.Generator().manual_seed(0))
     expected, pairs = logits.softmax(-1).topk(3), likeliest(BYTE, logits, 3)
     assert [share for _, share in pairs] == pytest.approx(expected.values.tolist(), rel=1e-5)
@@ -116,23 +110,23 @@ def test_the_likeliest_tokens_have_the_probabilities_of_the_softmax() -> None:
     assert "<|endoftext|>" in dict(likeliest(BYTE, logits, 1000))
 
 
-def test_a_sample_depends_on_its_seed_and_temperature_alone() -> None:
+def test_a_sample_depends_on_its_seed_and_temperature_alone():
     net = sensitive(BYTE.vocab_size)
-    samples = [generate(net, BYTE, "x", 40, temperature=1.0, seed=seed) for seed in (0, 1, 2)]
+    samples = [generate(net, BYTE, "x", 15, temperature=1.0, seed=seed) for seed in (0, 1, 2)]
     torch.manual_seed(5)  # the global random state has no effect
-    assert generate(net, BYTE, "x", 40, temperature=1.0, seed=0) == samples[0]
-    assert len({*samples, generate(net, BYTE, "x", 40)}) == 4
-    assert generate(net, BYTE, "x", 40, temperature=1e-39) == generate(net, BYTE, "x", 40)
+    assert generate(net, BYTE, "x", 15, temperature=1.0, seed=0) == samples[0]
+    assert len({*samples, generate(net, BYTE, "x", 15)}) == 4
+    assert generate(net, BYTE, "x", 15, temperature=1e-39) == generate(net, BYTE, "x", 15)
 
 
 class NoSoftmax(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         assert "softmax" not in getattr(func, "__name__", "")
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.1}])
-def test_decoding_calls_no_softmax(options: dict[str, Any]) -> None:
+def test_decoding_calls_no_softmax(options):
     with NoSoftmax():
         assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, **options)
     for function in (torch.softmax, F.log_softmax, torch.Tensor.softmax):  # each of which is seen
@@ -140,7 +134,7 @@ def test_decoding_calls_no_softmax(options: dict[str, Any]) -> None:
             function(torch.ones(2, 3), -1)
 
 
-def test_decoding_disables_dropout_and_restores_training_mode() -> None:
+def test_decoding_disables_dropout_and_restores_training_mode():
     net = Transformer(tiny(dropout=0.5), TIED, vocab_size=VOCAB, seq_len=SEQ).train()
     first, second = (list(islice(decode(net, [[1, 2, 3]]), 8)) for _ in range(2))
     assert first == second
@@ -148,6 +142,6 @@ def test_decoding_disables_dropout_and_restores_training_mode() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_model_of_another_precision_decodes(dtype: torch.dtype) -> None:
+def test_a_model_of_another_precision_decodes(dtype):
     net = copy.deepcopy(sensitive()).to(dtype)
-    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ)[0] == by_definition(net, [1, 2, 1, 2], 2 * SEQ)
+    assert tokens(net, [[1, 2, 1, 2]], SEQ)[0] == by_definition(net, [1, 2, 1, 2], SEQ)

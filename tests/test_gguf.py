@@ -1,64 +1,47 @@
 """A GGUF file has our weights, our tokens and, in llama.cpp, our logits."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import tokenizers
 import torch
-from conftest import Outcome, tiny
-from helpers.models import noisy
+from conftest import tiny
+from helpers.models import LLAMA, assert_same_model, exported, noisy
 from tokenizers import AddedToken
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.data.tokenizer import Tokenizer, train_bpe
 from lm.errors import UserError
-from lm.folder import save_model
 from lm.lab.formats.gguf import export_gguf
-from lm.model.transformer import Transformer
 
 BPE = train_bpe([Path(__file__).read_text()], 300)
-LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
-QWEN3 = LLAMA | {"qk_norm": True}
-CARRIED: list[tuple[str, str, dict[str, Any]]] = [
-    ("LlamaForCausalLM", "tied", LLAMA | {"n_kv_heads": 2, "vocab_rows": 310}),
-    ("LlamaForCausalLM", "tied_scaled", LLAMA | {"norm_eps": 1e-3}),
-    ("LlamaForCausalLM", "tied_projected", LLAMA | {"rope_theta": 500.0}),
-    ("Qwen3ForCausalLM", "tied", QWEN3),
-    ("Qwen3ForCausalLM", "untied", QWEN3 | {"n_kv_heads": 2, "d_head": 16, "norm_eps": 1e-6, "vocab_rows": 310}),
-]
-UNREAD = [  # by transformers, which does not know these of a GGUF file
-    ("LlamaForCausalLM", "untied", LLAMA | {"bias": True}),
-    ("LlamaForCausalLM", "untied", LLAMA | {"rope_scaling": [8.0, 1.0, 4.0, 32.0]}),
-    ("LlamaForCausalLM", "tied", LLAMA | {"attention_bias": True, "d_head": 6}),
-]
 TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
 
 
-def model(head: str = "tied", vocab_size: int = 300, **changes: Any) -> Transformer:
+def model(head="tied", vocab_size=BPE.vocab_size, **changes):
     return noisy(tiny(**changes), head, vocab_size, seq_len=128)
 
 
-@pytest.mark.parametrize(("name", "head", "changes"), CARRIED)
-def test_transformers_reads_the_same_model(name: str, head: str, changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "head", "changes"), exported("gguf"))
+def test_transformers_reads_the_same_model(name, head, changes, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     net = model(head, **changes)
     assert export_gguf(net, BPE, tmp_path / "out") == name
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
     config = AutoConfig.from_pretrained(tmp_path / "out", gguf_file="model.gguf")
     config.head_dim = net.config.head_dim  # which transformers does not read for Qwen3
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf", config=config)
-    tokens = torch.randint(300, (2, 60), generator=torch.Generator().manual_seed(0))
-    expected = net(tokens)
-    assert (loaded(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert_same_model(net, lambda tokens: loaded(tokens).logits)
     assert loaded.config.tie_word_embeddings == (head == "tied")
 
 
-def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
+def test_matrices_may_have_fewer_bits(tmp_path):
     """Vectors stay f32, and a matrix whose rows are not whole blocks is f16. The tokenizer is ours."""
+    import gguf
+    from transformers import AutoTokenizer
+
     net = model(**LLAMA, d_ff=48)
     step = net.embed.weight.abs().max().item() / 127
     for dtype, expected in (("f16", ("F16", "F16", "F32")), ("q8_0", ("Q8_0", "F16", "F32"))):
@@ -73,14 +56,12 @@ def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
     assert words(TEXT, add_special_tokens=False, split_special_tokens=True).input_ids == BPE.encode(TEXT)
 
 
-def with_added(*tokens: str | AddedToken) -> Tokenizer:
+def test_special_tokens_and_unused_rows_have_their_types(tmp_path):
+    import gguf
+
     backend = tokenizers.Tokenizer.from_str(BPE.to_json())
-    backend.add_tokens([*tokens])
-    return Tokenizer(backend)
-
-
-def test_special_tokens_and_unused_rows_have_their_types(tmp_path: Path) -> None:
-    tokenizer = with_added(AddedToken("<|x|>", special=True, lstrip=True))
+    backend.add_tokens([AddedToken("<|x|>", special=True, lstrip=True)])
+    tokenizer = Tokenizer(backend)
     export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
     fields = gguf.GGUFReader(tmp_path / "out/model.gguf").fields
     types = [gguf.TokenType(int(value)).name for value in fields["tokenizer.ggml.token_type"].contents()]
@@ -88,25 +69,16 @@ def test_special_tokens_and_unused_rows_have_their_types(tmp_path: Path) -> None
     assert types[BPE.vocab_size :] == ["CONTROL", "UNUSED"]
 
 
-def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match=r"format=gguf: the package gguf is not installed; pip install gguf"):
         export_gguf(model(**LLAMA), BPE, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_writes_the_file(command: Callable[..., Outcome], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    save_model(model(**QWEN3), BPE, tmp_path / "run/model")
-    words = ("export", f"run_dir={tmp_path}/run", f"output_dir={tmp_path}/out", "format=gguf", "dtype=q8_0")
-    code, out, err = command(*words)
-    assert (code, err) == (0, "")
-    assert out.startswith(f"{tmp_path}/out/model.gguf: Qwen3ForCausalLM")
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "head", "changes"), [*CARRIED, *UNREAD])
-def test_llama_cpp_generates_the_same_tokens(name: str, head: str, changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "head", "changes"), exported("gguf", "llama.cpp"))
+def test_llama_cpp_generates_the_same_tokens(name, head, changes, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     net, prompt = model(head, **changes), [BPE.begin, *BPE.encode(TEXT)]
     for dtype, bound in (("f32", 1e-5), ("f16", 5e-3), ("q8_0", 0.1)):

@@ -1,96 +1,58 @@
-"""Linear, the RMSNorm of a CPU, and facts about softmax, cross-entropy and argmax that are often stated wrongly."""
-
-import math
-from collections.abc import Callable
-from typing import Any
+"""Linear, the RMSNorm of a CPU, the loss of raw logits, and samples without a softmax."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ
-from torch import Tensor, nn
+from torch import nn
 
 from lm.decoding import GREEDY, Sampling
 from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
-from tests.helpers.models import build
+from lm.training.loss import plain
+from tests.helpers.models import build, random_tokens
 
 each = pytest.mark.parametrize
 
 
-@each(("shape", "bias"), [((2, 3), True), ((1, 1), False), ((96, 256), True)])
-def test_it_equals_torch_bit_for_bit(shape: tuple[int, int], bias: bool) -> None:
-    torch.manual_seed(0)
-    layer = Linear(*shape, bias=bias)
-    torch.manual_seed(0)
-    torchs = nn.Linear(*shape, bias=bias)
-    assert layer.state_dict().keys() == torchs.state_dict().keys()
-    assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in torchs.state_dict().items())
-    assert repr(layer) == repr(torchs)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = torch.randn(4, shape[0], dtype=dtype)
-        assert torch.equal(layer.to(dtype)(x), torchs.to(dtype)(x))
+@each("options", [(True,), (False, "cpu", torch.float64), (True, "meta", torch.bfloat16)])
+def test_it_equals_torch_bit_for_bit(options):
+    """In its initial values and its product, in every precision, and in device, dtype and name."""
+    layers = []
+    for cls in (Linear, nn.Linear):
+        torch.manual_seed(0)
+        layers.append(cls(96, 256, *options))
+    mine, torchs = layers
+    assert repr(mine) == repr(torchs)
+    for name, tensor in torchs.state_dict().items():
+        own = mine.state_dict()[name]
+        assert (own.device, own.dtype) == (tensor.device, tensor.dtype)
+        assert own.is_meta or torch.equal(own, tensor)
+    for dtype in () if "meta" in options else (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.randn(4, 96, dtype=dtype)
+        assert torch.equal(mine.to(dtype)(x), torchs.to(dtype)(x))
 
 
-def test_its_device_and_dtype_are_those_of_torch() -> None:
-    for options in ((True, "meta", torch.bfloat16), (False, "cpu", torch.float64), (True,)):
-        layers = []
-        for cls in (Linear, nn.Linear):
-            torch.manual_seed(0)
-            layers.append(cls(3, 2, *options))
-        for mine, torchs in zip(*(layer.parameters() for layer in layers), strict=True):
-            assert (mine.device, mine.dtype) == (torchs.device, torchs.dtype)
-            assert mine.is_meta or torch.equal(mine, torchs)
-
-
-def test_known_numbers() -> None:
-    torch.manual_seed(0)
-    layer = Linear(2, 3)
-    for tensor, expected in (
-        (layer.weight, [[-0.0053, 0.3793], [-0.5820, -0.5204], [-0.2723, 0.1896]]),
-        (layer.bias, [-0.0140, 0.5607, -0.0628]),
-        (layer(torch.tensor([[0.0, 1.0], [2.0, 3.0]])), [[0.3653, 0.0403, 0.1269], [1.1134, -2.1645, -0.0386]]),
-    ):
-        assert torch.allclose(tensor, torch.tensor(expected), atol=5.1e-5, rtol=0)
-    weight = torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
-    assert linear(torch.tensor([1.0, 2, 3, 4]), weight).tolist() == [30, 40, 50]
-
-
-def test_all_forms_of_the_product_agree_on_the_last_dimension_of_any_shape() -> None:
+def test_the_product_is_that_of_the_last_dimension_of_any_shape_by_formula():
+    """y = x W^T + b, dL/dW = G^T X, dL/db = sum of G over the rows, dL/dX = G W. Another size is refused."""
     layer = Linear(4, 3)
-    weight, bias = layer.weight, layer.bias
     for leading in ((), (2, 3, 5), (2, 0)):
-        x = torch.randn(*leading, 4)
-        assert (weight.shape, bias.shape, layer(x).shape) == ((3, 4), (3,), (*leading, 3))
-        for y in (F.linear(x, weight, bias), torch.matmul(x, weight.T) + bias, x @ weight.T + bias):
-            assert torch.allclose(layer(x), y, atol=1e-5)
+        x, g = torch.randn(*leading, 4, requires_grad=True), torch.randn(*leading, 3)
+        y = layer(x)
+        assert torch.allclose(y, x @ layer.weight.T + layer.bias, atol=1e-5)
+        rows, g_rows = x.reshape(-1, 4), g.reshape(-1, 3)
+        gradients = torch.autograd.grad(y, (layer.weight, layer.bias, x), g)
+        for gradient, expected in zip(gradients, (g_rows.T @ rows, g_rows.sum(0), g @ layer.weight), strict=True):
+            assert torch.allclose(gradient, expected, atol=1e-5)
         with pytest.raises(ValueError, match=r"\b5\b.*\b4\b"):  # both sizes
-            layer(torch.zeros(*leading, 5))
+            linear(torch.zeros(*leading, 5), layer.weight)
 
 
-def test_initial_values_are_within_one_over_root_fan_in_unlike_he_initialisation() -> None:
-    """Kaiming uniform with a = sqrt(5): variance 1/(3 fan_in), six times below He's 2/fan_in for ReLU."""
-    torch.manual_seed(0)
-    layer, bound = Linear(64, 4096), 1 / math.sqrt(64)
-    for parameter in (layer.weight, layer.bias):
-        assert 0.99 * bound < parameter.abs().max() <= bound
-    he = nn.init.kaiming_uniform_(torch.empty(4096, 64), nonlinearity="relu")
-    assert he.var().item() == pytest.approx(6 * layer.weight.var().item(), rel=0.02)
-
-
-def test_gradients_by_formula() -> None:
-    """dL/dW = G^T X, dL/db = sum of G over the batch, dL/dX = G W."""
-    layer, x, g = Linear(4, 3), torch.randn(5, 4, requires_grad=True), torch.randn(5, 3)
-    layer(x).backward(g)
-    for grad, expected in ((layer.weight.grad, g.T @ x), (layer.bias.grad, g.sum(0)), (x.grad, g @ layer.weight)):
-        assert torch.allclose(grad, expected, atol=1e-5)
-
-
-def test_hooks_fire_because_modules_are_called() -> None:
+def test_hooks_fire_because_modules_are_called():
     """Every Linear is called as a module, in the order of the modules."""
     net = build("untied")
     linears = [module for module in net.modules() if isinstance(module, Linear)]
-    fired: list[nn.Module] = []
+    fired = []
     for module in linears:
         module.register_forward_hook(lambda module, *_: fired.append(module))
     net(torch.zeros(1, SEQ, dtype=torch.long))
@@ -105,18 +67,17 @@ def test_hooks_fire_because_modules_are_called() -> None:
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-14}  # relative
-Norm = Callable[[Tensor, Tensor], Tensor]
 
 
-def kernel(x: Tensor, weight: Tensor) -> Tensor:
+def kernel(x, weight):
     return rms_norm(x, weight, EPS)
 
 
-def reference(x: Tensor, weight: Tensor) -> Tensor:
+def reference(x, weight):
     return F.rms_norm(x, weight.shape, weight, EPS)
 
 
-def passes(norm: Norm, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def passes(norm, x, weight):
     """The output, and autograd's gradients of x and of the weight."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     y = norm(x, weight)
@@ -125,10 +86,10 @@ def passes(norm: Norm, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 @each("dtype", TOLERANCE)
-def test_rms_norm_equals_torchs_in_value_and_gradients(dtype: torch.dtype) -> None:
+def test_rms_norm_equals_torchs_in_value_and_gradients(dtype):
     """In half precision a large input shows that it is as accurate."""
 
-    def error(tensor: Tensor, exact: Tensor) -> float:
+    def error(tensor, exact):
         return float((tensor.double() - exact).norm() / exact.norm())
 
     torch.manual_seed(0)
@@ -141,7 +102,7 @@ def test_rms_norm_equals_torchs_in_value_and_gradients(dtype: torch.dtype) -> No
             assert dtype.itemsize > 2 or len(shape) != 2 or error(tensor, right) < 1.1 * error(other, right)
 
 
-def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view() -> None:
+def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view():
     x, weight = torch.randn(2, 3, 4, 8), torch.randn(8)
     y = kernel(x, weight.requires_grad_())
     with torch.no_grad():
@@ -155,62 +116,21 @@ def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view(
     assert all(tensor.isfinite().all() for tensor in passes(kernel, torch.zeros(2, 8), weight))
 
 
-# --- softmax, cross-entropy and argmax
+# --- raw logits: the loss, argmax and samples
 
 
-def draw(*shape: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def test_the_loss_takes_logits():
+    """A softmax before it would give another."""
+    net, (tokens, targets) = build("untied"), random_tokens(2, 4, SEQ)
+    p = net(tokens).softmax(-1)
+    by_hand = -p.gather(-1, targets[..., None]).log().mean()
+    assert plain(net, tokens, targets).item() == pytest.approx(by_hand.item())
+    assert abs(F.cross_entropy(p.flatten(0, 1), targets.flatten()) - by_hand) > 1e-4
 
 
-ZEROS = torch.zeros(5, dtype=torch.float64)
-
-
-def test_gradient_of_softmax() -> None:
-    """dL/dz_i = p_i (g_i - sum_j p_j g_j) with g = dL/dp; a further factor (1 - p_i) is wrong."""
-    z, g = draw(5, 7).requires_grad_(), draw(7)
-    p = z.softmax(-1)
-    p.backward(g.expand_as(p))
-    p = p.detach()
-    right = p * (g - (p * g).sum(-1, keepdim=True))
-    assert torch.allclose(z.grad, right)
-    assert torch.allclose(z.grad.sum(-1), ZEROS)
-    for wrong in (right * (1 - p), p * (1 - p) * g):  # the second is the term i = j alone
-        assert not torch.allclose(z.grad, wrong, atol=1e-3)
-
-
-def test_gradient_of_cross_entropy_is_p_minus_y_and_each_row_sums_to_zero() -> None:
-    z, targets = draw(5, 7).requires_grad_(), torch.tensor([0, 6, 3, 3, 1])
-    nn.CrossEntropyLoss(reduction="sum")(z, targets).backward()
-    assert torch.allclose(z.grad, z.detach().softmax(-1) - F.one_hot(targets, 7))
-    assert torch.allclose(z.grad.sum(-1), ZEROS)
-    assert z.grad.abs().max() > 0.1
-
-
-def test_softmax_is_shift_invariant_and_its_logarithm_finite_where_naive_exponentials_are_not() -> None:
-    z, targets = draw(5, 7), torch.arange(5)
-    assert not torch.allclose((z * 2).softmax(-1), z.softmax(-1), atol=1e-2), "but not scale invariant"
-    for shift in (-1e4, 0.5, 1e4):
-        shifted = z + shift
-        assert torch.allclose(shifted.softmax(-1), z.softmax(-1))
-        assert torch.allclose(shifted.logsumexp(-1), shift + z.logsumexp(-1))
-        assert F.cross_entropy(shifted, targets).item() == pytest.approx(F.cross_entropy(z, targets).item())
-        assert (shifted.exp() / shifted.exp().sum(-1, keepdim=True)).isnan().all() == (abs(shift) > 1)
-
-
-def test_cross_entropy_takes_logits() -> None:
-    """With a softmax before it the loss is another, and cannot fall below ln(1 + (V-1)/e) however sure the model."""
-    z, targets, loss = draw(5, 7), torch.arange(5), nn.CrossEntropyLoss()
-    by_hand = -z.softmax(-1)[torch.arange(5), targets].log().mean()
-    assert loss(z, targets).item() == pytest.approx(by_hand.item())
-    assert abs(loss(z.softmax(-1), targets) - by_hand) > 0.1
-    sure = 100.0 * F.one_hot(targets, 7).double()
-    assert loss(sure, targets) < 1e-9
-    assert loss(sure.softmax(-1), targets).item() == pytest.approx(math.log(1 + 6 / math.e))
-
-
-def test_argmax_of_logits_is_argmax_of_softmax() -> None:
+def test_argmax_of_logits_is_argmax_of_softmax():
     for scale in (0.01, 1.0, 20.0):
-        z = draw(500, 50, scale=scale)
+        z = scale * torch.randn(500, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         assert torch.equal(GREEDY.next_token(z, None), z.softmax(-1).argmax(-1))
 
 
@@ -225,12 +145,12 @@ SAMPLINGS = [  # and how many of the six tokens are kept
 
 
 @each(("options", "kept"), SAMPLINGS)
-def test_gumbel_max_draws_from_the_softmax_of_what_is_kept(options: dict[str, Any], kept: int) -> None:
+def test_gumbel_max_draws_from_the_softmax_of_what_is_kept(options, kept):
     """argmax(logits / temperature + Gumbel noise)."""
     ids = Sampling(**options).next_token(Z.expand(50_000, -1), torch.Generator().manual_seed(0))
     counts = torch.bincount(ids, minlength=6)
 
-    def chi_square(temperature: float) -> float:
+    def chi_square(temperature):
         largest = (Z / temperature).softmax(-1).topk(kept)
         expected = len(ids) * largest.values / largest.values.sum()
         return float(((counts[largest.indices] - expected).square() / expected).sum())

@@ -2,35 +2,34 @@
 
 import math
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, VOCAB, tiny
-from torch import Tensor, nn
+from conftest import SEQ, VOCAB, tiny
+from torch import nn
 
 from lm import config
-from lm.config import ModelConfig, OptimConfig
-from lm.model import KVCache, Transformer, transformer
+from lm.config import OptimConfig
+from lm.model import KVCache, transformer
 from lm.model.init import initialise
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import POSITIONS, Attention, Context
 from lm.training.optim import build_optimizer
-from tests.helpers.models import MODELS, build, name_of, random_tokens
+from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 CAUSAL = Context(torch.arange(SEQ), lambda heads: heads, None, None)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=name_of)
-def net(request: pytest.FixtureRequest) -> Transformer:
+def net(request):
     """Each model in turn; a test that changes it makes a copy."""
     return build(**request.param)
 
 
 @torch.no_grad()
-def test_logits_depend_on_the_present_and_the_past_alone(net: Transformer) -> None:
+def test_logits_depend_on_the_present_and_the_past_alone(net):
     """Row t of a batch differs from the first text from position t on, so its logits must differ only from there on."""
     first = TOKENS[0].expand(SEQ, SEQ)
     changed = torch.where(torch.ones(SEQ, SEQ).triu().bool(), (first + 1) % VOCAB, first)
@@ -40,16 +39,15 @@ def test_logits_depend_on_the_present_and_the_past_alone(net: Transformer) -> No
 
 
 @torch.no_grad()
-def test_cached_equals_full(net: Transformer) -> None:
-    """Token by token and in chunks, through a cache that is longer than needed."""
-    tokens = TOKENS[:, :5]
-    for lengths in ([1] * 5, [2, 1, 2]):
-        cache, positions = KVCache(SEQ), torch.arange(5).expand(len(tokens), -1).split(lengths, 1)
-        parts = [net(part, p, cache) for part, p in zip(tokens.split(lengths, 1), positions, strict=True)]
-        assert torch.allclose(torch.cat(parts, 1), net(tokens), atol=1e-5)
+def test_cached_equals_full(net):
+    """A token or several at a time, through a cache that is longer than needed."""
+    tokens, lengths, cache = TOKENS[:, :5], [2, 1, 2], KVCache(SEQ)
+    positions = torch.arange(5).expand(len(tokens), -1).split(lengths, 1)
+    parts = [net(part, p, cache) for part, p in zip(tokens.split(lengths, 1), positions, strict=True)]
+    assert torch.allclose(torch.cat(parts, 1), net(tokens), atol=1e-5)
 
 
-def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net: Transformer) -> None:
+def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net):
     """Without weight decay, so that only a gradient can move a parameter."""
     net = deepcopy(net)
     optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), net.head_config)
@@ -70,7 +68,7 @@ def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 2])
-def test_attention_equals_its_definition(n_kv_heads: int | None) -> None:
+def test_attention_equals_its_definition(n_kv_heads):
     torch.manual_seed(0)
     attn, x = Attention(tiny(n_kv_heads=n_kv_heads), layer=0), torch.randn(3, SEQ, 32)
     q, k, v = (attn.heads(project(x)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
@@ -91,7 +89,7 @@ FFN_BY_HAND = {
 
 
 @pytest.mark.parametrize("name", config.FFNS)
-def test_an_ffn_equals_its_definition(name: str) -> None:
+def test_an_ffn_equals_its_definition(name):
     torch.manual_seed(0)
     ffn, x = transformer.FFN(tiny(ffn=name, bias=True)), 3 * torch.randn(2, 5, 32)
     gate = ffn.gate_proj(x) if ffn.gate_proj else None
@@ -109,7 +107,7 @@ NORMS_BY_HAND = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("norm", config.NORMS)
-def test_a_block_in_either_order_equals_its_definition(norm: str) -> None:
+def test_a_block_in_either_order_equals_its_definition(norm):
     """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)). Both have the same weights, drawn alike."""
     pre, post = (build(norm=norm, norm_order=order).blocks[0] for order in config.NORM_ORDERS)
     assert all(torch.equal(tensor, post.state_dict()[name]) for name, tensor in pre.state_dict().items())
@@ -120,7 +118,7 @@ def test_a_block_in_either_order_equals_its_definition(norm: str) -> None:
     torch.testing.assert_close(post(x, CAUSAL), normed(between + pre.ffn(between)))
 
 
-def test_rope_rotates_each_pair_by_its_own_angle() -> None:
+def test_rope_rotates_each_pair_by_its_own_angle():
     """Coordinates (i, i + K/2) are one complex number, rotated by position * theta^(-2i/K)."""
     torch.manual_seed(0)
     x, positions, width = torch.randn(2, 4, SEQ, 8), torch.arange(SEQ), 8
@@ -131,7 +129,7 @@ def test_rope_rotates_each_pair_by_its_own_angle() -> None:
 
 
 @torch.no_grad()
-def test_dropout_applies_in_training_to_embedding_attention_weights_and_both_branches() -> None:
+def test_dropout_applies_in_training_to_embedding_attention_weights_and_both_branches():
     net, calls = build(dropout=0.5), []
     for name, module in net.named_modules():
         if isinstance(module, nn.Dropout):
@@ -146,28 +144,26 @@ def test_dropout_applies_in_training_to_embedding_attention_weights_and_both_bra
 # --- initial values
 
 
-def test_initial_values_depend_on_the_seed_alone_and_the_global_state_is_unchanged() -> None:
-    models: list[dict[str, Any]] = []
+def test_initial_values_depend_on_the_seed_alone_and_the_global_state_is_unchanged():
+    """They are the same on the meta device, filled afterwards. No two layers share a draw."""
+    kind, changes = "untied_midtraining", {"previous_token_init": 1, "bias": True}
+    models = []
     for state in (1, 2):
         torch.manual_seed(state)
         before = torch.get_rng_state()
-        models.append(build(previous_token_init=1, bias=True).state_dict())
+        models.append(build(kind, **changes).state_dict())
         assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-    first, second = (dict(block.named_parameters()) for block in build(bias=True).blocks)
+    with torch.device("meta"):
+        net = build(kind, **changes)
+    assert {parameter.device.type for parameter in net.parameters()} == {"meta"}
+    initialise(net.to_empty(device="cpu"), seed=0)
+    assert equal(models[0], models[1])
+    assert equal(models[0], net.state_dict())
+    first, second = (dict(block.named_parameters()) for block in net.blocks)
     assert not any(torch.equal(first[name], second[name]) for name in first if "norm" not in name)
 
 
-def test_a_model_from_the_meta_device_has_the_same_initial_values() -> None:
-    with torch.device("meta"):
-        net = build("untied_midtraining")
-    assert {parameter.device.type for parameter in net.parameters()} == {"meta"}
-    initialise(net.to_empty(device="cpu"), seed=0)
-    expected = build("untied_midtraining").state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in net.state_dict().items())
-
-
-def test_residual_projections_are_scaled() -> None:
+def test_residual_projections_are_scaled():
     """By 1/sqrt(2 n_layers), unless model.residual_scale is another factor."""
     plain = build(residual_scale=1.0).state_dict()
     for scale, factor in ((None, 0.5), (3.0, 3.0)):
@@ -176,24 +172,20 @@ def test_residual_projections_are_scaled() -> None:
             assert torch.equal(tensor, plain[name] * factor if residual else plain[name])
 
 
-PREVIOUS = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale": 0.0}
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("kind", "n_kv_heads", "norm", "norm_order"),
+    ("kind", "parts"),
     [
-        ("tied", None, "rmsnorm", "pre"),
-        ("tied_scaled", 1, "rmsnorm", "post"),
-        ("tied_scaled", 1, "layernorm", "pre"),
-        ("untied", None, "rmsnorm", "pre"),
+        ("tied_scaled", {"n_kv_heads": 1, "norm_order": "post"}),
+        ("tied_scaled", {"n_kv_heads": 1, "norm": "layernorm"}),
+        ("untied", {}),
     ],
 )
-def test_previous_token_init_looks_i_tokens_back(kind: str, n_kv_heads: int | None, norm: str, norm_order: str) -> None:
-    parts = {"norm": norm, "norm_order": norm_order, "n_kv_heads": n_kv_heads}
-    net = build(kind, **PREVIOUS, **parts, previous_token_init=2)
+def test_previous_token_init_looks_i_tokens_back(kind, parts):
+    sizes = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale": 0.0}
+    net = build(kind, **sizes, **parts, previous_token_init=2)
     for attn in (block.attn for block in net.blocks):
-        inputs: list[Any] = []
+        inputs = []
         handle = attn.register_forward_pre_hook(lambda module, args, inputs=inputs: inputs.extend(args))
         net(TOKENS)
         handle.remove()
@@ -207,15 +199,15 @@ def test_previous_token_init_looks_i_tokens_back(kind: str, n_kv_heads: int | No
 
 
 @pytest.mark.parametrize("head", ["tied", "untied", "tied_projected"])
-def test_the_default_model_in_closed_form(head: str) -> None:
+def test_parameters_and_flops_in_closed_form(head):
     """Six FLOPs per weight of the matrices and the logits, and twelve L T D for attention; none for the embedding.
 
     Tied and untied take the same FLOPs; a projection takes its own. Counting has no side effects.
     """
-    d, f, layers, v, t = 128, 320, 4, 2048, 128
+    d, f, layers, v, t = 32, 64, 2, VOCAB, SEQ
     state = torch.get_rng_state()
     with torch.device("meta"):
-        net = Transformer(ModelConfig(), HEADS[head], vocab_size=v, seq_len=t)
+        net = build(head, ffn="swiglu")
     blocks = {"attention": layers * 4 * d * d, "ffn": layers * 3 * d * f, "norm": (2 * layers + 1) * d}
     own = {"tied": {}, "untied": {"head": v * d}, "tied_projected": {"head": d * d}}[head]
     assert n_params_by_role(net) == {"embedding": v * d, **blocks, **own}
@@ -228,15 +220,15 @@ def test_the_default_model_in_closed_form(head: str) -> None:
 class LooksAtValues(nn.Module):
     """A linear map of rank one, whose size the configuration does not tell, and which the meta device cannot run."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(self, in_features, out_features, bias=True):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.ones(1, in_features)), nn.Parameter(torch.ones(out_features, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x @ self.a.T @ self.b.T + float(x.detach().sum() > 1e9)
 
 
-def test_the_parameters_and_flops_of_a_class_of_ones_own_are_counted() -> None:
+def test_the_parameters_and_flops_of_a_class_of_ones_own_are_counted():
     net = build("tied", linear=f"{__name__}.LooksAtValues", position="learned")
     by_role = n_params_by_role(net)
     blocks = {"attention": 2 * 4 * (32 + 32), "ffn": 2 * 2 * (32 + 64), "norm": 5 * 32}

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from conftest import TINY_RUN
@@ -13,16 +12,16 @@ from tests.helpers.ablation_folder import Page
 from tests.helpers.runs import composed
 
 PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
-OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "checkpoint.keep=4", "model.dropout=0.1"]
+OPTIONS = ["trainer.max_steps=8", "validation.every=4", "checkpoint.every=4", "model.dropout=0.1"]
 
 
 @pytest.mark.slow
-def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_run(text_file, tmp_path, capsys):
     """It was asked to continue two prompts."""
     run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir='{tmp_path}/a <b>run_*x*'")
     run_dir, result = train(replace(run, prompts=PROMPTS))
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
-    kept = {"step": 15, "val_loss": result["val_loss"], "last_val_loss": 9.5}
+    kept = {"step": 4, "val_loss": result["val_loss"], "last_val_loss": 9.5}
     (run_dir / "result.json").write_text(json.dumps(result | {"samples": [*result["samples"], odd], "best": kept}))
     report.run([f"run_dir={run_dir}"])
     assert capsys.readouterr().out == f"{run_dir}/report.html: finished\n"
@@ -35,10 +34,10 @@ def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.Captu
         f"{result['val_loss']:.4f} nats per token",
         f"n-gram {result['baselines_bpb']['ngram']:.3f}",
         *(f"{count:,}" for count in result["n_params_by_role"].values()),
-        *("after 5 steps", "after 15 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
+        *("after 4 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
         f"python -m lm generate 'run_dir={run_dir}'",
         result["data_hash"][:16],
-        *("step 15, the best that was validated; 9.5000 after the last step", "step 15, kept"),
+        *("step 4, the best that was validated; 9.5000 after the last step", "step 4, kept"),
     ):
         assert words in page.text
     (settings,) = (table for table in page.tables if table[0] == ["setting", "value", "default"])
@@ -46,11 +45,11 @@ def test_the_page_of_a_run(text_file: Path, tmp_path: Path, capsys: pytest.Captu
     assert {"model.n_heads", "optim.betas"}.isdisjoint({row[0] for row in settings}), "they have their defaults"
     (run_dir / "result.json").unlink()
     with open(run_dir / "samples.jsonl", "ab") as file:
-        file.write(b'{"step": 20, "tok')  # as while it is written
+        file.write(b'{"step": 8, "tok')  # as while it is written
     report.run([f"run_dir={run_dir}"])
     page = Page(run_dir)
-    assert "unfinished: step 20 of 20" in page.text
+    assert "unfinished: step 8 of 8" in page.text
     assert f"python -m lm train 'run_dir={run_dir}'" in page.text
-    assert "after 15 steps" in page.text
+    assert "after 4 steps" in page.text
     assert "svg" in page.tags
     assert "How it was made" not in page.headings

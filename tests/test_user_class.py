@@ -2,10 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,12 +63,10 @@ CHOICES = [
     *({"norm": "parts_of_mine.Norm"}, {"ffn": "parts_of_mine.FFN"}, {"position": "parts_of_mine.Position"}),
 ]
 KEYS = ("model.linear", "model.norm", "model.ffn", "model.position")
-each = pytest.mark.parametrize
-Build = Callable[..., Transformer]
 
 
 @pytest.fixture(autouse=True)
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def parts(tmp_path, monkeypatch):
     """Modules of the user's own that can be imported and have not been: `mine` has the classes that the pages show."""
     (tmp_path / "parts_of_mine.py").write_text(PARTS)
     pages = "".join((ROOT / "docs" / name).read_text() for name in ("model.md", "own-variant.md"))
@@ -83,13 +78,13 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=CHOICES, ids=lambda choice: next(iter(choice.values())))
-def net_of(request: pytest.FixtureRequest) -> Build:
+def net_of(request):
     """Builds models with one such part."""
     config = tiny(qk_norm=True, **request.param)
     return lambda seed=0, v=VOCAB: Transformer(config, TIED, vocab_size=v, seq_len=SEQ, seed=seed)
 
 
-def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of: Build) -> None:
+def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
     """The other parts are those of a model without the class, and no two layers share their draws."""
     torch.manual_seed(1)
     first = net_of().state_dict()
@@ -109,34 +104,31 @@ def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of: B
             assert torch.equal(value, plain[name])
 
 
-def test_it_trains_and_is_loaded_if_its_class_is_given(net_of: Build, tmp_path: Path) -> None:
+def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     tokenizer = byte_tokenizer()
     net = net_of(v=tokenizer.vocab_size)
     before = deepcopy(net.state_dict())
-    options: dict[str, Any] = {"adam_lr": 0.01, "momentum": 0.9, "ns_steps": 4}
-    optimizer = build_optimizer(net, OptimConfig(name="muon", warmup_steps=0, weight_decay=0.0, **options), TIED)
+    options = {"name": "muon", "adam_lr": 0.01, "momentum": 0.9, "ns_steps": 4}
+    optimizer = build_optimizer(net, OptimConfig(warmup_steps=0, weight_decay=0.0, **options), TIED)
     tokens, targets = random_tokens(2, 4, SEQ)
-    for _ in range(3):
+    for _ in range(2):
         F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert [name for name, value in net.named_parameters() if torch.equal(value, before[name])] == []
     save_model(net, tokenizer, tmp_path / "model")
     [(key, path)] = foreign_classes(net.config).items()
-    module, name = path.split(".")
-    for classes in ((), ("torch.nn.Linear", nn.Linear)):
-        imported = sys.modules.pop(module)
-        with pytest.raises(UserError, match=rf"{key}={path}: .*classes=\[{path}\]"):
-            load_model(tmp_path, classes)
-        assert module not in sys.modules
-        sys.modules[module] = imported
-    for item in (path, getattr(imported, name)):
-        assert torch.equal(load_model(tmp_path, classes=[item])[0](tokens), net.eval()(tokens))
+    module = path.split(".")[0]
+    del sys.modules[module]
+    with pytest.raises(UserError, match=rf"{key}={path}: .*classes=\[{path}\]"):
+        load_model(tmp_path)
+    assert module not in sys.modules
+    assert torch.equal(load_model(tmp_path, classes=[path])[0](tokens), net.eval()(tokens))
     with pytest.raises(UserError, match=f"(?i){key}={path}: "):
         export(net, tokenizer, tmp_path / "out")
 
 
-def test_classes_of_torch_need_no_module_of_ones_own() -> None:
+def test_classes_of_torch_need_no_module_of_ones_own():
     plain, net = (build("untied", linear=name, bias=True) for name in ("linear", "torch.nn.Linear"))
     assert type(net.blocks[0].ffn.up_proj) is nn.Linear
     assert torch.equal(net(random_tokens(1, SEQ)), plain(random_tokens(1, SEQ)))
@@ -149,7 +141,7 @@ def test_classes_of_torch_need_no_module_of_ones_own() -> None:
 ABSENT = ("nosuch.Linear", "torch.nn.Linaer", "torch.nn.functional.relu", "os.path")
 
 
-def test_a_path_that_leads_to_no_class_is_refused_by_its_setting() -> None:
+def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
     for key, path in zip(KEYS, ABSENT, strict=True):
         with pytest.raises(UserError, match=f"^{key}={path}: "):
             import_class(key, path)
@@ -157,29 +149,29 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting() -> None:
         build(ffn="torch.nn.Linear")
 
 
-def test_the_word_of_a_folder_imports_nothing_and_a_class_may_have_another_name() -> None:
-    """The module `this` prints a text when it is imported, so nothing imports it."""
+def test_a_class_is_given_by_its_path_or_itself_and_may_have_another_name():
+    """Nothing is imported: the module `this` would print a text."""
     config = tiny(linear="this.Part", norm="torch.nn.RMSNorm")
-    for classes in ((), ["this.Part"], [nn.RMSNorm]):
+    for classes in ((), ["this.Part"], [nn.RMSNorm], ["torch.nn.Linear", nn.Linear]):
         with pytest.raises(UserError, match=r"classes=\[this\.Part,torch\.nn\.RMSNorm\] imports it"):
             check_classes(config, classes)
     check_classes(config, ["this.Part", nn.RMSNorm])
     assert "this" not in sys.modules
 
 
-def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one() -> None:
+def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():
     for changes, setting in (({}, "model.residual_scale=1"), ({"previous_token_init": 1}, "previous_token_init=0")):
         with pytest.raises(UserError, match=rf"^model\.linear.*{setting}"):
             build(linear="torch.nn.Identity", d_ff=32, **changes)
 
 
-def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path, monkeypatch):
     for folder in ("elsewhere/shadow", "elsewhere/hidden", "here"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "here/shadow.py").write_text("from torch.nn import Linear\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
     monkeypatch.chdir(tmp_path / "here")
     assert import_class("model.linear", "shadow.Linear") is nn.Linear
-    for path in ("hidden.Linear", "shadow.Absent", "nosuch.Linear"):
+    for path in ("hidden.Linear", "shadow.Absent"):
         with pytest.raises(UserError, match=f"^model.linear={path}: "):
             import_class("model.linear", path)

@@ -1,7 +1,9 @@
-"""Tiny models of every part, chosen so that each pair of choices occurs in one of them."""
+"""Tiny models of every part, chosen so that each pair of choices occurs in one of them, and when two are the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import combinations, product
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,51 @@ def pairwise(
 ) -> list[dict[str, Any]]:
     """Choices in which each pair of values of two axes occurs, but for the axes in `apart` and the values `never`."""
 
-    def pairs(row: tuple[Any, ...]) -> set[Any]:
-        return {pair for pair in combinations(zip(axes, row, strict=True), 2) if (pair[0][0], pair[1][0]) not in apart}
+    bits: dict[Any, int] = {}  # pair -> its number
+
+    def pairs(row: tuple[Any, ...]) -> int:
+        """The pairs of a row, one bit for each."""
+        chosen = combinations(zip(axes, row, strict=True), 2)
+        wanted = [pair for pair in chosen if (pair[0][0], pair[1][0]) not in apart]
+        return sum(1 << bits.setdefault(pair, len(bits)) for pair in wanted)
 
     rows = (row for row in product(*axes.values()) if not never.items() <= dict(zip(axes, row, strict=True)).items())
     candidates = {row: pairs(row) for row in rows}
-    missing, chosen = set().union(*candidates.values()), []
+    missing, chosen = reduce(or_, candidates.values()), []
     while missing:
-        row = max(candidates, key=lambda row: len(candidates[row] & missing))
-        missing -= candidates[row]
+        row = max(candidates, key=lambda row: (candidates[row] & missing).bit_count())
+        missing &= ~candidates[row]
         chosen.append(dict(zip(axes, row, strict=True)))
     return chosen
 
 
 MODELS = pairwise(AXES, apart={("kind", "ffn")}, never={"norm": "none", "qk_norm": True})  # a head sees no FFN
+
+
+LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
+GPT2 = {"norm": "layernorm", "position": "learned"}
+QWEN3 = LLAMA | {"qk_norm": True}
+EXPORTED: list[tuple[str, str, dict[str, Any], str]] = [  # architecture, head, settings, and formats that carry them
+    # each architecture with every head and setting that it has, in pairs; transformers reads "gguf", not "llama.cpp"
+    ("LlamaForCausalLM", "tied", LLAMA | {"n_kv_heads": 2, "vocab_rows": 310}, "transformers gguf page"),
+    ("LlamaForCausalLM", "untied", LLAMA | {"rope_scaling": [8.0, 1.0, 4.0, 32.0]}, "transformers llama.cpp page"),
+    ("LlamaForCausalLM", "tied_projected", LLAMA | {"bias": True, "d_head": 6}, "transformers llama.cpp"),
+    ("LlamaForCausalLM", "tied_scaled", LLAMA | {"norm_eps": 1e-3, "rope_theta": 500.0}, "gguf page"),
+    ("Qwen3ForCausalLM", "tied", QWEN3 | {"rope_theta": 500.0}, "gguf"),
+    ("Qwen3ForCausalLM", "untied", QWEN3 | {"n_kv_heads": 2, "d_head": 16, "norm_eps": 1e-6}, "transformers gguf"),
+    ("Qwen3ForCausalLM", "untied_midtraining", QWEN3 | {"attention_bias": True}, "transformers"),
+    ("Qwen2ForCausalLM", "untied", LLAMA | {"attention_bias": "qkv", "n_kv_heads": 1}, "transformers page"),
+    ("ArceeForCausalLM", "tied_scaled", LLAMA | {"ffn": "relu2", "n_kv_heads": 2, "bias": True}, "transformers"),
+    ("ApertusForCausalLM", "untied", QWEN3 | {"ffn": "silu", "n_kv_heads": 2, "rope_theta": 100.0}, "transformers"),
+    ("GPT2LMHeadModel", "tied", GPT2 | {"ffn": "gelu_tanh", "bias": True, "n_kv_heads": 2}, "transformers"),
+    ("GPT2LMHeadModel", "untied_from_embedding", GPT2 | {"ffn": "relu"}, "transformers"),
+    ("GPT2LMHeadModel", "tied_projected", GPT2 | {"ffn": "gelu", "attention_bias": "qkv"}, "transformers"),
+]
+
+
+def exported(*formats: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """The rows of EXPORTED that one of these formats carries."""
+    return [(name, head, changes) for name, head, changes, carriers in EXPORTED if {*formats} & {*carriers.split()}]
 
 
 def build(
@@ -55,13 +88,31 @@ def build(
     return Transformer(tiny(**changes), head, seed=seed, **sizes)
 
 
-def noisy(config: ModelConfig, head: str, vocab_size: int, seq_len: int = SEQ) -> Transformer:
+def noisy(config: ModelConfig, head: str | HeadConfig, vocab_size: int = VOCAB, seq_len: int = SEQ) -> Transformer:
     """A model in which nothing is zero, one or a copy, which would hide a swapped norm, bias or matrix."""
-    net = Transformer(config, EVERY_HEAD[head], vocab_size=vocab_size, seq_len=seq_len).eval()
+    head = head if isinstance(head, HeadConfig) else EVERY_HEAD[head]
+    net = Transformer(config, head, vocab_size=vocab_size, seq_len=seq_len).eval()
     noise = torch.Generator().manual_seed(1)
     for parameter in net.parameters():
         parameter.data.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
     return net
+
+
+@torch.no_grad()
+def assert_same_model(net: Transformer, logits: Callable[[Tensor], Tensor], bound: float = 1e-5) -> None:
+    """The logits of another program are those of `net`, relative to the largest, and differ from a changed one's."""
+    tokens = random_tokens(2, min(net.seq_len, 3 * SEQ))
+    expected = logits(tokens)
+
+    def gap() -> float:
+        return float((net(tokens) - expected).abs().max() / expected.abs().max())
+
+    assert gap() <= bound
+    matrix = net.get_parameter("blocks.0.attn.v_proj.weight")
+    original = matrix.clone()
+    matrix.mul_(1.1)
+    assert gap() > 10 * bound, "the comparison sees a changed matrix"
+    matrix.copy_(original)
 
 
 def name_of(model: dict[str, Any]) -> str:
