@@ -7,13 +7,11 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,11 +22,12 @@ from conftest import ROOT, TEXT
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
+from lm.cli.arguments import parse
 from lm.cli.evaluate import EvaluateConfig, score
 from lm.config import DataConfig, DiagnosticsConfig, TokenizerConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
-from lm.data.tokenizer import Tokenizer, byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import encode_whole
 from lm.errors import UserError
 from lm.folder import load_model
@@ -36,9 +35,8 @@ from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import load
 from lm.lab.look.views import scored_text
 from lm.lab.measures.details import Details, frequency_bands
-from lm.model import Transformer
 from lm.training.train import train
-from tests.helpers.runs import PROCESSES, result, short_run
+from tests.helpers.runs import result, short_run
 from tests.helpers.runs import rows as rows_of
 from tests.helpers.scores import evaluate_run
 
@@ -46,7 +44,7 @@ PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """Two runs, a and b, that differ in their seed, and two texts."""
     folder = tmp_path_factory.mktemp("evaluate")
     (folder / "corpus.txt").write_text(TEXT)
@@ -60,25 +58,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(place: Path, **settings: Any) -> EvaluateConfig:
+def asked(place, **settings):
     return EvaluateConfig(**{"run_dir": f"{place}/a", "threads": 1} | settings)
 
 
-def answer(config: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+def scored(place, text=None, **settings):
+    """The scores of a run in the folder, on its validation text or on a file in the folder."""
+    data = None if text is None else DataConfig(source="text", path=f"{place}/{text}")
+    return evaluate_run(asked(place, data=data, **settings))
+
+
+def answer(config, capsys):
     score(config)
     out, err = capsys.readouterr()
     return json.loads(out), err
 
 
-def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place: Path) -> None:
-    scores = evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt")))
+def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place):
+    scores = scored(place, "one.txt")
     _, tokenizer = load_model(place / "a")
     assert (scores["bytes"], scores["tokens"]) == (2000, len(tokenizer.encode(TEXT[:2000])))
     assert scores["bpb"] == pytest.approx(scores["loss"] / math.log(2) * scores["tokens"] / 2000)
     assert scores["tokens"] < 1500
 
 
-def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_begins_a_text_is_not_scored(tmp_path, monkeypatch):
     """As <|begin_of_text|> of Llama 3 after end of text: both stand before each document."""
     backend, begin = Backend.from_str(byte_tokenizer().to_json()), "<|begin_of_text|>"
     backend.add_special_tokens([begin])
@@ -91,7 +95,7 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pyte
     run.tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
     run.data = replace(run.data, source="json", val_path=str(tmp_path / "val.jsonl"))
     train(run)
-    own = evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", details=True))
+    own = scored(tmp_path, run_dir=f"{tmp_path}/run", details=True)
     net, tokenizer = load_model(tmp_path / "run")
     n_bytes = len("".join(rows[:9]))
     assert (own["bytes"], own["tokens"]) == (n_bytes, n_bytes + 8), "and end of text of all documents but the first"
@@ -112,33 +116,14 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path, monkeypatch: pyte
     assert len(passages) > 2
 
 
-def test_a_run_without_cache_has_its_own_tokenizer(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = evaluate_run(asked(place))
+def test_a_run_without_cache_has_its_own_tokenizer(place, tmp_path, monkeypatch):
+    expected = scored(place)
     shutil.move(place / "cache", tmp_path / "cache")
     monkeypatch.setattr("lm.data.tokenizer.train_bpe", None)
-    assert evaluate_run(asked(place)) == expected
+    assert scored(place) == expected
 
 
-def stop_in_the_middle(place: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lm.data.tokens.encode", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
-
-
-def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> None:
-    process = PROCESSES.Process(target=stop_in_the_middle, args=(place,))
-    process.start()
-    process.join()
-    (left,) = (place / "killed/tokens").iterdir()
-    assert 2000 in [path.stat().st_size for path in left.iterdir()]
-    os.utime(left, (1, 1))  # as of long ago
-    evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
-    assert not list((place / "killed/tokens").iterdir())
-
-
-def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
+def test_losses_by_frequency_equal_a_computation_by_hand():
     train_tokens = np.repeat(np.arange(8, dtype=np.uint16), [40, 35, 30, 9, 9, 9, 1, 0])
     logits, targets = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 8
     targets[targets == 2] = IGNORED  # so the third band has no targets
@@ -158,9 +143,9 @@ def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
     assert details.scores(None)["frequency_in"] == "the scored text"
 
 
-def test_the_bands_of_a_run_are_those_of_its_diagnostics(place: Path) -> None:
+def test_the_bands_of_a_run_are_those_of_its_diagnostics(place):
     *_, last = rows_of(place / "a", "diagnostics")
-    scores = evaluate_run(asked(place, details=True))
+    scores = scored(place, details=True)
     assert scores["frequency_in"] == "the training text"
     rows = scores["by_frequency"]
     assert {f"loss/band{row['band']}": row["loss"] for row in rows} == {
@@ -173,7 +158,7 @@ def test_the_bands_of_a_run_are_those_of_its_diagnostics(place: Path) -> None:
 # --- what is printed
 
 
-def test_one_run_and_one_text_are_an_object(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_and_one_text_are_an_object(place, capsys):
     plain, table = answer(asked(place), capsys)
     assert list(plain) == PLAIN == [line.split()[0] for line in table.splitlines()]
     detailed, table = answer(asked(place, details=True), capsys)
@@ -183,30 +168,43 @@ def test_one_run_and_one_text_are_an_object(place: Path, capsys: pytest.CaptureF
     assert "of the target in the training text" in table
 
 
-def test_windows_may_be_shorter_than_the_context(place: Path) -> None:
+def test_windows_may_be_shorter_than_the_context(place):
     """Each token has less before it, so the loss is another; the tokens are the same."""
-    whole, same, short = (evaluate_run(asked(place, seq_len=seq_len)) for seq_len in (None, 32, 8))
+    whole, same, short = (scored(place, seq_len=seq_len) for seq_len in (None, 32, 8))
     assert same == whole
     assert short["tokens"] == whole["tokens"]
     assert short["loss"] != whole["loss"]
     with pytest.raises(UserError, match=r"^seq_len=33: "):
-        evaluate_run(asked(place, seq_len=33))
+        scored(place, seq_len=33)
 
 
-def test_several_are_a_list_a_table_and_a_figure(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts, plot = [f"{place}/one.txt", f"{place}/two, three.txt"], f"{tmp_path}/f.svg"
-    runs = f"[{place}/a,{place}/b]"
-    scores, table = answer(asked(place, run_dir=runs, texts=f"{place}/[ot]*.txt", plot=plot), capsys)
-    assert [(row["run"], row["text"]) for row in scores] == [(f"{place}/{run}", text) for run in "ab" for text in texts]
-    lines = table.splitlines()
-    assert lines[0].split()[: len(PLAIN) + 2] == ["run", "text", *PLAIN]
-    for row, line in zip(scores, lines[1:5], strict=True):
-        alone = asked(place, run_dir=row["run"], data=DataConfig(source="text", path=row["text"]))
-        assert {key: row[key] for key in PLAIN} == evaluate_run(alone)
+def test_several_are_a_list_a_table_and_a_figure(place, tmp_path, capsys, monkeypatch):
+    """Each model is loaded once, and each text is encoded once."""
+    loaded, encoded = [], []
+
+    def load(run_dir, *given):
+        loaded.append(run_dir)
+        return load_model(run_dir, *given)
+
+    def encode(config, *given):
+        encoded.append(config.path)
+        return encode_whole(config, *given)
+
+    runs, texts = [f"{place}/a", f"{place}/b"], [f"{place}/one.txt", f"{place}/two, three.txt"]
+    plot = f"{tmp_path}/f.svg"
+    with monkeypatch.context() as patch:
+        patch.setattr("lm.cli.evaluate.load_model", load)
+        patch.setattr("lm.data.tokens.encode_whole", encode)
+        several = asked(place, run_dir=f"[{','.join(runs)}]", texts=f"{place}/[ot]*.txt", plot=plot)
+        scores, table = answer(several, capsys)
+    assert (loaded, encoded) == (runs, texts)
+    assert [(row["run"], row["text"]) for row in scores] == [(run, text) for run in runs for text in texts]
+    head, *lines = table.splitlines()
+    assert head.split()[: len(PLAIN) + 2] == ["run", "text", *PLAIN]
+    for row, line in zip(scores, lines[:4], strict=True):
         assert line.startswith(row["run"])
         assert f"{row['loss']:.4f}" in line
+    assert {key: scores[-1][key] for key in PLAIN} == scored(place, "two, three.txt", run_dir=runs[1])
     assert len({row["loss"] for row in scores}) == 4
     labels = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
     assert "Loss by frequency" in labels
@@ -214,63 +212,36 @@ def test_several_are_a_list_a_table_and_a_figure(
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
 
 
-def test_each_model_is_loaded_once_and_each_text_is_encoded_once(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, encoded = list[str](), list[str]()
-
-    def load(run_dir: str, *given: Any) -> Any:
-        loaded.append(run_dir)
-        return load_model(run_dir, *given)
-
-    def encode(config: DataConfig, *given: Any) -> Any:
-        encoded.append(str(config.path))
-        return encode_whole(config, *given)
-
-    monkeypatch.setattr("lm.cli.evaluate.load_model", load)
-    monkeypatch.setattr("lm.data.tokens.encode_whole", encode)
-    scores, _ = answer(asked(place, run_dir=f"[{place}/a,{place}/b]", texts=f"{place}/[ot]*.txt"), capsys)
-    assert len(scores) == 4
-    assert loaded == [f"{place}/a", f"{place}/b"]
-    assert encoded == [f"{place}/one.txt", f"{place}/two, three.txt"]
-
-
-def test_a_copy_of_the_training_text_is_recognised(
-    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "copy.txt").write_bytes((place / "corpus.txt").read_bytes())
-    (tmp_path / "longer.txt").write_bytes((place / "corpus.txt").read_bytes() + b"more\n")
-    evaluate_run(asked(place, run_dir=f"{place}/a", data=DataConfig(source="text", path=f"{tmp_path}/longer.txt")))
+def test_a_copy_of_the_training_text_is_recognised(place, caplog):
+    (place / "copy.md").write_text(TEXT)
+    (place / "longer.md").write_text(f"{TEXT}more\n")
+    scored(place, "longer.md")
     assert "trained on most of this text" not in caplog.text
-    evaluate_run(asked(place, run_dir=f"{place}/a", data=DataConfig(source="text", path=f"{tmp_path}/copy.txt")))
+    scored(place, "copy.md")
     assert f"run_dir={place}/a was trained on most of this text" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("words", "named"),
     [
-        ({"run_dir": "[{0}/a,{0}/c]"}, "run_dir={0}/c: "),
-        ({"run_dir": "{0}/one.txt"}, "run_dir={0}/one.txt: "),
-        ({"run_dir": "[{0}/a,]"}, "run_dir=[{0}/a,]: "),
-        ({"run_dir": "[{0}/a,{0}/a/model]"}, "{0}/a/model/config.yaml: "),
-        ({"run_dir": "[{0}/a,{0}/damaged]", "texts": "{0}/one.txt"}, "{0}/damaged/model/config.json: "),
-        ({"texts": "[{0}/one.txt,{0}/four.txt]"}, "texts={0}/four.txt: "),
-        ({"texts": "{0}/*.md"}, "texts={0}/*.md: "),
-        ({"plot": "{0}/absent/f.svg"}, "plot={0}/absent/f.svg: "),
+        ("run_dir=[{0}/a,{0}/c]", "run_dir={0}/c: "),
+        ("run_dir=[{0}/a,]", "run_dir=[{0}/a,]: "),
+        ("run_dir=[{0}/a,{0}/a/model]", "{0}/a/model/config.yaml: "),
+        ("run_dir=[{0}/a,{0}/damaged] texts={0}/one.txt", "{0}/damaged/model/config.json: "),
+        ("run_dir={0}/a texts=[{0}/one.txt,{0}/four.txt]", "texts={0}/four.txt: "),
+        ("run_dir={0}/a texts={0}/*.pdf", "texts={0}/*.pdf: "),
+        ("run_dir={0}/a plot={0}/absent/f.svg", "plot={0}/absent/f.svg: "),
     ],
 )
-def test_a_mistake_is_told_first(
-    settings: dict[str, Any], named: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {key: value.format(place) if isinstance(value, str) else value for key, value in settings.items()}
+def test_a_mistake_is_told_first(words, named, place, capsys):
     with pytest.raises(UserError) as refused:
-        score(asked(place, **settings))
+        score(parse(EvaluateConfig, words.format(place).split()))
     assert str(refused.value).startswith(named.format(place))
     assert "\n" not in str(refused.value)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_list_is_in_brackets_and_a_name_that_exists_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_list_is_in_brackets_and_a_name_that_exists_is_taken_as_it_is(tmp_path):
     (tmp_path / "[a,b]").mkdir()
     (tmp_path / "file").touch()
     assert listed(f"{tmp_path}/[a,b]", "run_dir") == [f"{tmp_path}/[a,b]"]
@@ -293,18 +264,18 @@ QUESTIONS = [
 ]
 
 
-def documents() -> Any:
+def documents():
     return SimpleNamespace(**runpy.run_path(str(FOLDER / "documents.py")))
 
 
-def test_a_text_is_one_document_and_a_question_a_row(tmp_path: Path) -> None:
+def test_a_text_is_one_document_and_a_question_a_row(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\n\ntwo \xc3\xa9\n")
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)) + "\n\n")
     assert list(documents().text(text=tmp_path / "a.txt", pretrained="x")["test"]) == [{"text": "one\r\n\ntwo é\n"}]
     assert list(documents().choices(choices=tmp_path / "q.jsonl", pretrained="x")["test"]) == QUESTIONS
 
 
-def test_a_wrong_question_is_named_and_a_task_without_a_file(tmp_path: Path) -> None:
+def test_a_wrong_question_is_named_and_a_task_without_a_file(tmp_path):
     for line in (
         '{"question": "q", "choices": ["a"]}',
         '{"question": "q", "choices": ["a"], "answer": 1}',
@@ -325,7 +296,7 @@ def test_a_wrong_question_is_named_and_a_task_without_a_file(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     """A run and its export; texts of 25 whole windows, a token being a byte, and of 25 and a half."""
     folder = tmp_path_factory.mktemp("harness")
     (folder / "corpus.txt").write_text(TEXT)
@@ -337,7 +308,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def harness(exported: Path, task: str, file: str, *more: str) -> Path:
+def harness(exported, task, file, *more):
     """Type the command of the page; the folder of its results."""
     program = Path(sys.executable).parent / "lm-eval"
     assert program.exists(), "expected the extra `eval`: pip install -e '.[dev,eval]'"
@@ -350,23 +321,22 @@ def harness(exported: Path, task: str, file: str, *more: str) -> Path:
     return out
 
 
-def bits_per_byte(exported: Path, file: str) -> tuple[float, float]:
+def bits_per_byte(exported, file):
     """By the harness and by evaluate."""
     (results,) = harness(exported, "lm_text", file).rglob("results_*.json")
-    data = DataConfig(source="text", path=str(exported / file))
-    own = evaluate_run(EvaluateConfig(run_dir=str(exported / "run"), data=data, threads=1))
+    own = scored(exported, file, run_dir=f"{exported}/run")
     return json.loads(results.read_text())["results"]["lm_text"]["bits_per_byte,none"], own["bpb"]
 
 
 @pytest.mark.lm_eval
-def test_bits_per_byte_of_whole_windows_are_those_of_evaluate(exported: Path) -> None:
+def test_bits_per_byte_of_whole_windows_are_those_of_evaluate(exported):
     scored, expected = bits_per_byte(exported, "whole.txt")
     assert scored == pytest.approx(expected, abs=1e-5)
     scored, expected = bits_per_byte(exported, "part.txt")
     assert abs(scored - expected) > 1e-5, "the last window has more context there, as the page says"
 
 
-def log_likelihood(net: Transformer, tokenizer: Tokenizer, question: str, choice: str) -> float:
+def log_likelihood(net, tokenizer, question, choice):
     ids = [tokenizer.eot, *tokenizer.encode(question + choice)]
     with torch.no_grad():
         logits = net(torch.tensor([ids]))[0].double()
@@ -375,7 +345,7 @@ def log_likelihood(net: Transformer, tokenizer: Tokenizer, question: str, choice
 
 
 @pytest.mark.lm_eval
-def test_a_choice_has_the_likelihood_that_the_model_gives_it_after_one_end_of_text(exported: Path) -> None:
+def test_a_choice_has_the_likelihood_that_the_model_gives_it_after_one_end_of_text(exported):
     out = harness(exported, "lm_choice", "q.jsonl", "--log_samples")
     (samples,) = out.rglob("samples_lm_choice_*.jsonl")
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
@@ -384,7 +354,7 @@ def test_a_choice_has_the_likelihood_that_the_model_gives_it_after_one_end_of_te
     for row, question in zip(rows, QUESTIONS, strict=True):
         assert row["doc"] == question
         scored = [float(pair[0]) for pair in row["filtered_resps"]]
-        expected = [log_likelihood(net, tokenizer, str(question["question"]), choice) for choice in question["choices"]]
+        expected = [log_likelihood(net, tokenizer, question["question"], choice) for choice in question["choices"]]
         assert scored == pytest.approx(expected, abs=1e-4)
         right.append(max(range(len(expected)), key=expected.__getitem__) == question["answer"])
     (results,) = out.rglob("results_*.json")

@@ -3,14 +3,12 @@
 import ast
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import TEXT
+from conftest import TEXT, TINY_RUN
 
 import lm
 
@@ -26,13 +24,9 @@ CORE = [
     {"training"},
     {"cli"},
 ]
-SMALL = (
-    *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=32", "model.d_ff=32", "threads=1"),
-    *("data.seq_len=16", "data.batch_size=2", "checkpoint.every=20", "validation.every=0", "trainer=cpu"),
-)
 
 
-def imported_modules(path: Path) -> set[str]:
+def imported_modules(path):
     """Return the modules that a file imports, also inside of functions; not for the type checker alone."""
     tree, names = ast.parse(path.read_text()), set[str]()
     for node in ast.walk(tree):
@@ -46,57 +40,53 @@ def imported_modules(path: Path) -> set[str]:
     return names
 
 
-def core_files() -> list[Path]:
-    return [path for path in sorted(ROOT.rglob("*.py")) if not path.is_relative_to(ROOT / "lab")]
-
-
-def test_no_file_of_the_core_imports_the_lab() -> None:
-    assert [path for path in core_files() if any(n.startswith("lm.lab") for n in imported_modules(path))] == []
-
-
-def test_a_package_of_the_core_imports_only_the_packages_in_front_of_it() -> None:
-    for path in core_files():
+def test_a_package_of_the_core_imports_only_the_packages_in_front_of_it_and_nothing_of_the_lab():
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.is_relative_to(ROOT / "lab"):
+            continue
+        imported = imported_modules(path)
+        assert not [name for name in imported if name.startswith("lm.lab")], path
         package = path.relative_to(ROOT).parts[0].removesuffix(".py")
         level = next((i for i, names in enumerate(CORE) if package in names), None)
         if level is None:  # __init__, __main__ and results are indexes
             continue
         allowed = set().union(*CORE[: level + 1])
-        named = {name.split(".")[1] for name in imported_modules(path) if name.startswith("lm.")}
+        named = {name.split(".")[1] for name in imported if name.startswith("lm.")}
         assert named <= allowed, f"{path}: {named - allowed}"
         if package == "model":
-            outside = {name.partition(".")[0] for name in imported_modules(path)} - sys.stdlib_module_names
-            assert outside <= {"torch", "lm"}, path
+            assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"torch", "lm"}, path
+
+
+COMMANDS = """
+import shlex, sys
+from lm.cli.main import main
+for line in sys.stdin.read().splitlines():
+    sys.argv = ["lm-lab", *shlex.split(line)]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+"""
 
 
 @pytest.mark.slow
-def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns("lab", "__pycache__")
-    for name in ("lm", "configs", "scripts"):
-        shutil.copytree(ROOT.parent / name, tmp_path / name, ignore=ignored)
-    (tmp_path / "my.txt").write_text(TEXT * 4)
-
-    def command(*words: str) -> subprocess.Popen[str]:
-        line = [sys.executable, *words]
-        return subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def finished(*words: str) -> str:
-        process = command(*words)
-        out, _ = process.communicate()
-        assert process.returncode == 0, out
-        return out
-
-    line = ("scripts/train.py", "my.txt", *SMALL, "trainer.max_steps=100", "run_dir=run")
-    process = command(*line)
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("run/checkpoints/step-*.ckpt"))) < 2:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert "resuming from step" in finished(*line)
-    assert finished("scripts/generate.py", "run", "def f", "max_new_tokens=4").startswith("def f")
-    assert '"bpb"' in finished("scripts/evaluate.py", "run", "my.txt")
+def test_the_core_trains_generates_and_evaluates_without_the_lab(tmp_path):
+    """The commands of one process. Its resume: tests/test_scripts.py."""
+    for name in ("lm", "configs"):
+        shutil.copytree(ROOT.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("lab", "__pycache__"))
+    (tmp_path / "my.txt").write_text(TEXT)
+    train = " ".join(word for word in TINY_RUN if word != "prompts=[]")
+    lines = [f"train {train} data.path=my.txt run_dir=run", "generate run 'def f' max_new_tokens=4"]
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "text": True}
+    answer = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        input="\n".join([*lines, "evaluate run my.txt"]),
+        capture_output=True,
+        **options,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "\ndef f" in answer.stdout
+    assert '"bpb"' in answer.stdout
 
 
 @pytest.mark.slow
@@ -112,7 +102,7 @@ def test_the_core_trains_resumes_generates_and_evaluates_without_the_lab(tmp_pat
         {"lm.decoding, lm.folder, lm.lab.ablation.report": "hydra lightning_fabric datasets"},
     ],
 )
-def test_what_is_light_stays_light(steps: dict[str, str]) -> None:
+def test_what_is_light_stays_light(steps):
     """Modules that a process imports one after the other -> what the process has not imported after each."""
     code = "import sys\n" + "".join(f"import {modules}\nprint(*sys.modules)\n" for modules in steps)
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

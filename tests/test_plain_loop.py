@@ -3,7 +3,6 @@
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ WORDS += ["trainer.max_steps=8", "trainer.log_every_n_steps=1", "validation.ever
 
 
 @pytest.mark.slow
-def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file: Path, tmp_path: Path) -> None:
+def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file, tmp_path):
     run = composed(*WORDS, f"data.path={text_file}", f"run_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300")
     path, result = train(run)
     data = prepare(run.data, run.tokenizer)
@@ -35,7 +34,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
 
 
 @pytest.mark.nightly
-def test_the_plain_loop_is_a_command_without_lightning_and_hydra() -> None:
+def test_the_plain_loop_is_a_command_without_lightning_and_hydra():
     script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/lab/ablation', '1']"
     script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"
     script += "; assert not {'lightning_fabric', 'hydra'} & sys.modules.keys()"

@@ -3,10 +3,9 @@
 import csv
 import io
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import HEADS, as_nobody
@@ -21,26 +20,27 @@ from tests.helpers.ablation_folder import write_run_dir
 LOSSES = {"tied": 3.0, "untied": 3.2}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """Four finished runs, one that is not, one that has diverged, and a broken one."""
+    top = tmp_path_factory.mktemp("list")
     for head, loss in LOSSES.items():
         for seed in (0, 1):
             result = {"val_loss": loss + seed / 10, "val_bpb": loss / 2 + seed / 10, "head": head, "seed": seed}
-            write_run_dir(tmp_path / f"runs/{head}-{seed}", RunConfig(head=HEADS[head], seed=seed), result)
-    write_run_dir(tmp_path / "runs/cells/late", RunConfig(head=HEADS["tied"], seed=2))
-    write_run_dir(tmp_path / "runs/cells/off", RunConfig(head=HEADS["tied"], seed=3))
-    (tmp_path / "runs/cells/off.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
-    (tmp_path / "runs/torn").mkdir()
-    (tmp_path / "runs/torn/config.yaml").write_text("[[")
-    return tmp_path / "runs"
+            write_run_dir(top / f"runs/{head}-{seed}", RunConfig(head=HEADS[head], seed=seed), result)
+    write_run_dir(top / "runs/cells/late", RunConfig(head=HEADS["tied"], seed=2))
+    write_run_dir(top / "runs/cells/off", RunConfig(head=HEADS["tied"], seed=3))
+    (top / "runs/cells/off.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
+    (top / "runs/torn").mkdir()
+    (top / "runs/torn/config.yaml").write_text("[[")
+    return top / "runs"
 
 
-def names(found: list[Any]) -> list[str]:
+def names(found):
     return [run.name for run in found]
 
 
-def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder: Path) -> None:
+def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_path):
     runs = ordered(find_runs(folder), "val_loss")
     text = listing(runs, len(runs))
     head, *rows = [line.split() for line in text.split("\n\n")[0].splitlines()]
@@ -51,8 +51,9 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder: Path)
     assert "model.n_layers" not in differing(runs)
     assert "unfinished: step 30 of 40" in text
     assert "diverged: the loss is nan" in text
-    (folder / "tied-0/result.json").write_text("[]")
-    text = listing(find_runs(folder), 7)
+    shutil.copytree(folder, tmp_path / "runs")
+    (tmp_path / "runs/tied-0/result.json").write_text("[]")
+    text = listing(find_runs(tmp_path / "runs"), 7)
     assert "tied-0/result.json: " in text
     assert text.endswith("7 runs: 1 unfinished, 1 diverged, 2 broken, 3 finished")
 
@@ -73,7 +74,7 @@ KINDS_OF_LOSS = [RunConfig(loss=loss) for loss in ("plain", "chunked")]
         (HASHED, ["init_sha256"], "01234567 "),  # shortened
     ],
 )
-def test_a_column_for_what_differs(runs: list[RunConfig], keys: list[str], words: str, tmp_path: Path) -> None:
+def test_a_column_for_what_differs(runs, keys, words, tmp_path):
     for i, run in enumerate(runs):
         write_run_dir(tmp_path / str(i), run, {"head": "tied"}, data_hash=f"{i if run in TEXTS else 0}")
     found = find_runs(tmp_path)
@@ -84,13 +85,11 @@ def test_a_column_for_what_differs(runs: list[RunConfig], keys: list[str], words
     assert first.get("init_sha256", "0123456789abcdef") == "0123456789abcdef"
 
 
-def test_a_list_fits_the_terminal(tmp_path: Path) -> None:
+def test_a_list_fits_the_terminal(tmp_path):
     for i in range(2):
         run = RunConfig(seed=i, optim=OptimConfig(lr=0.1 + i, weight_decay=0.1 + i))
         write_run_dir(tmp_path / f"{'a' * 50}{i}", run, {"val_loss": 2.0 + i})
     runs = find_runs(tmp_path)
-    head, *rows = listing(runs, 2).splitlines()[:3]
-    assert head.split()[:7] == ["run", "val_loss", "val_bpb", "optim.lr", "optim.weight_decay", "seed", "val_top1"]
     for width in (80, 60, 40):
         head, *rows, more = listing(runs, 2, width).splitlines()[:4]
         assert max(map(len, [head, *rows])) <= width
@@ -98,12 +97,9 @@ def test_a_list_fits_the_terminal(tmp_path: Path) -> None:
         assert int(more.split()[0]) + len(re.split("  +", head)) == 12
     runs[1].note = "why " * 50
     assert "status" in listing(runs, 2, 100)
-    with pytest.raises(UserError, match=r"^sort=-loss: .*did you mean val_loss\?"):
-        ordered(runs, "-loss")
-    assert names(ordered(runs, "seed")) == names(runs)
 
 
-def test_runs_of_different_texts_are_apart(tmp_path: Path) -> None:
+def test_runs_of_different_texts_are_apart(tmp_path):
     for i, (name, loss) in enumerate((("a", 2.0), ("b", 1.0), ("a", 3.0))):
         data = DataConfig(source="text", path=f"{name}.txt")
         write_run_dir(tmp_path / f"run{i}", RunConfig(data=data, seed=i), {"val_loss": loss}, data_hash=name)
@@ -113,7 +109,7 @@ def test_runs_of_different_texts_are_apart(tmp_path: Path) -> None:
     assert ("b.txt" in first, "a.txt" in second, "data.path" in first + second) == (True, True, False)
 
 
-def test_conditions_and_order(folder: Path) -> None:
+def test_conditions_and_order(folder):
     runs = find_runs(folder)
     for conditions, expected in {
         "val_loss < 3.05": ["tied-0"],
@@ -133,31 +129,33 @@ def test_conditions_and_order(folder: Path) -> None:
     assert names(ordered(runs, "-head.name"))[0].startswith("untied")
 
 
-def test_a_mistake_about_runs_is_named(folder: Path) -> None:
-    """Others: tests/test_cli.py."""
-    (folder / "cells/late/checkpoints").mkdir()
-    for word, key in (
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
         ("where=val_loss", "where=val_loss: KeyError: "),
         ("where=val_loss<low", "where=val_loss<low: UndefinedVariableError: name 'low' is not defined$"),
         ("where=val_loss <", "where=val_loss <: SyntaxError: "),
+        ("sort=-loss", r"sort=-loss: .*did you mean val_loss\?"),
         ("sort=val_los", "sort: val_los "),
-        (f"folder={folder}/cells/late/checkpoints", f"folder={folder}/cells/late/checkpoints: "),
-    ):
-        with pytest.raises(UserError, match=f"^{key}"):
-            command.run([f"folder={folder}", word])
+    ],
+)
+def test_a_mistake_about_runs_is_named(word, message, folder):
+    """Others: tests/test_cli.py."""
+    with pytest.raises(UserError, match=f"^{message}"):
+        command.run([f"folder={folder}", word])
 
 
-def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line, top = [f"folder={folder}", "where=status == 'finished'"], folder.parent
-    command.run([*line, f"plot={top / 'a picture.svg'}"])
-    words = {element.text for element in ElementTree.parse(top / "a picture.svg").iter() if element.text}
+def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
+    picture = tmp_path / "a picture.svg"
+    command.run([f"folder={folder}", "where=status == 'finished'", f"plot={picture}"])
+    words = {element.text for element in ElementTree.parse(picture).iter() if element.text}
     assert {"tied seed=0", "tied seed=1", "untied seed=0", "untied seed=1", "training tokens"} <= words
     out, error = capsys.readouterr()
     assert out.endswith("4 runs of 7: 4 finished\n")
     assert error.endswith("a picture.svg: the validation loss of 4 of 4 runs\n")
 
 
-def test_a_folder_that_cannot_be_listed_is_named(open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_listed_is_named(open_folder, caplog):
     for name in ("open", "closed/run"):
         write_run_dir(open_folder / name, RunConfig(head=HEADS["tied"]))
     (open_folder / "closed").chmod(0)

@@ -6,14 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
+from conftest import HEADS, ROOT, SEQ, TINY_RUN, tiny
 
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import generate
@@ -33,14 +32,14 @@ CALLS = {"eval", "exec", "compile", "os.system", "os.popen", "torch.hub.load", "
 OPTIONS = {"shell", "allow_pickle", "trust_remote_code"}
 
 
-def dotted(node: ast.AST) -> str:
+def dotted(node):
     """The name that an expression spells, such as torch.load."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def faults(tree: ast.AST) -> list[str]:
+def faults(tree):
     """The places of a module by which what a file holds could be executed."""
     places = []
     for node in ast.walk(tree):
@@ -61,11 +60,11 @@ def faults(tree: ast.AST) -> list[str]:
     return places
 
 
-def test_no_call_lets_a_file_execute() -> None:
+def test_no_call_lets_a_file_execute():
     assert {path.name: places for path in SOURCES if (places := faults(ast.parse(path.read_text())))} == {}
 
 
-def test_such_a_call_would_be_found() -> None:
+def test_such_a_call_would_be_found():
     for line in (
         *("torch.load(path)", "torch.load(path, weights_only=False)", "import pickle", "from dill import loads"),
         *("yaml.load(text, yaml.Loader)", "os.system(name)", "eval(text)", "np.load(path, allow_pickle=True)"),
@@ -73,12 +72,12 @@ def test_such_a_call_would_be_found() -> None:
         assert faults(ast.parse(line)), line
 
 
-def test_the_page_has_a_row_for_each_command() -> None:
+def test_the_page_has_a_row_for_each_command():
     rows = re.findall(r"^\| `([\w.]+)` \|", PAGE, re.MULTILINE)
     assert {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"lm.lab.results"} == set(rows)
 
 
-def test_no_text_in_a_report_steers_a_terminal() -> None:
+def test_no_text_in_a_report_steers_a_terminal():
     answer = {"sentence": "a\x1b[31m: b", "verdict": "better", "weakened": ["c\x1b[31m"]}
     context: dict[str, Any] = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_running": False}
     assert "\x1b" not in render("ablation.md.j2", question="b\x1b[31m", unit="", ci="", digits=3, **context)
@@ -95,15 +94,13 @@ def test_no_text_in_a_report_steers_a_terminal() -> None:
         ("hf://datasets/owner/name@main/a.txt, me@host, who?", "hf://datasets/owner/name@main/a.txt, me@host, who?"),
     ],
 )
-def test_an_address_is_said_without_what_gives_access(text: str, public: str) -> None:
+def test_an_address_is_said_without_what_gives_access(text, public):
     assert without_secrets({"a": [text, 1, None]}) == {"a": [public, 1, None]}
     assert str(UserError(text)) == public
 
 
 @pytest.mark.slow
-def test_the_address_of_a_text_is_published_without_what_gives_access(
-    text_file: Path, tmp_path: Path, command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_a_text_is_published_without_what_gives_access(text_file, tmp_path, command, monkeypatch):
     """By all that shows a run; config.yaml keeps it, for a resume reads it."""
     monkeypatch.chdir(tmp_path)
     run = composed(*TINY_RUN, "trainer.max_steps=1", f"data.path={text_file}", "run_dir=runs/a")
@@ -122,7 +119,7 @@ def test_the_address_of_a_text_is_published_without_what_gives_access(
     assert secret in config.read_text()
 
 
-def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score() -> None:
+def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score():
     net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
     torch.nn.init.constant_(net.norm.weight, math.nan)
     with pytest.raises(UserError, match="logits are not numbers"):
@@ -155,7 +152,7 @@ for line in sys.stdin.read().splitlines():
 
 
 @pytest.mark.nightly
-def test_commands_write_where_they_say_and_start_and_reach_nothing(tmp_path: Path) -> None:
+def test_commands_write_where_they_say_and_start_and_reach_nothing(tmp_path):
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 400)
     lines = {  # a command -> its exit code, and what it writes to, starts and reaches
         f"train {' '.join(TINY_RUN)} data.path=text.txt data.cache_dir=cache run_dir=run": (0, {"run", "cache"}),
