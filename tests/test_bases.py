@@ -34,7 +34,7 @@ def starts(results):
     }
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_each_seed_continues_the_model_of_its_seed(lab):
     sha256 = {seed: train_base(lab, seed) for seed in (0, 1)}
     words = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"], "arms": ARMS}

@@ -74,6 +74,8 @@ MISTAKES = """
     train optim.lr=0,01 -> optim.lr=0,01: several values
     train ~optim.lr -> optim.lr
     train optim.betas=[0.9 -> optim.betas=[0.9
+    train prompts=[a -> prompts=[a
+    train seed=${nothing} -> error: seed=${nothing}: Interpolation key
     train logger.wandb.project=a -> logger=wandb
     train data=text -> data.path
     train head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1 -> head.name=tied

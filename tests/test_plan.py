@@ -276,7 +276,7 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     files = {
         "helped.py": "import scale_of_mine, numpy\nimport kit_of_mine.norm as norm\n"
-        "from kit_of_mine import bias\nfrom lm.model.linear import Linear\n"
+        "from kit_of_mine import bias\nimport space_of_mine.thing\nfrom lm.model.linear import Linear\n"
         'class Own(Linear):\n    """Mine."""\n    def forward(self, x):\n        import late_of_mine\n',
         "scale_of_mine.py": "from deeper_of_mine import SCALE\n",
         "deeper_of_mine.py": "SCALE = 1\n",
@@ -285,6 +285,7 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path, monkeyp
         "kit_of_mine/bias.py": "from .zero import ZERO\n",
         "kit_of_mine/zero.py": "ZERO = 0\n",
         "kit_of_mine/norm.py": "",
+        "space_of_mine/thing.py": "",  # of a folder without __init__.py
     }
     for name, text in {**files, "stranger_of_mine.py": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

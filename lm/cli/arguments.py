@@ -396,7 +396,7 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
     parts = {kinds.get(key.lstrip("+")), *get_args(kinds.get(key.lstrip("+")))}
     if not equals or not parts & {str, list[str]} or value[:1] in ("'", '"'):
         return override
-    if list[str] in parts and value.startswith("["):
+    if list[str] in parts and value.startswith("[") and value.endswith("]"):
         if re.search(r"""['"\\]""", value):  # a comma in quotes parts nothing
             return override
         elements = [element.strip() for element in value[1:-1].split(",")]

@@ -33,6 +33,14 @@ def register(name: str, schema: Any) -> None:
     ConfigStore.instance().store(f"{name}_schema", schema)
 
 
+def typed_overrides() -> list[str]:
+    """Return the overrides of the job that Hydra runs. What is ${key} in an override stays so."""
+    from hydra.core.hydra_config import HydraConfig
+
+    overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(overrides)
+
+
 def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
     """Return configs/NAME.yaml with overrides as a dataclass. Raises UserError."""
     import hydra
@@ -188,8 +196,8 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     if key and key not in kinds:
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)
-    if key and not overrides:
-        return f"{key}: {str(error).splitlines()[0]}"
+    if key:
+        return f"{override or key}: {str(error).splitlines()[0]}"
     if "Ambiguous value" in text:
         text = f"{text.partition(chr(39))[2].partition(chr(39))[0]}: several values, a run for each, need -m"
     is_named = not overrides or any(key_of(word) in text for word in overrides)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from lm.cli import command_line
 from lm.cli.arguments import CONFIGS, hydra_words, key_of, kinds_of
-from lm.cli.compose import explaining, register, to_dataclass
+from lm.cli.compose import explaining, register, to_dataclass, typed_overrides
 from lm.cli.main import configure_messages, report_error
 from lm.config import RunConfig
 from lm.data.ngram import ngram_figure
@@ -52,7 +52,7 @@ def run(args: list[str]) -> int:
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     def job(config: DictConfig) -> float | None:
         """Train a run. Return the validation loss, because a sweeper that searches minimises this number."""
-        overrides = [*HydraConfig.get().overrides.task]
+        overrides = typed_overrides()
         is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         sys.argv = typed
         try:

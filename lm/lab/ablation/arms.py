@@ -1,15 +1,16 @@
 """The arms of an ablation: checked, matched in size, counted, and what a step of each costs here."""
 
+import ast
 import hashlib
 import logging
 import math
 import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from modulefinder import ModuleFinder
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -258,7 +259,7 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
             source = str(getattr(sys.modules[module], "__file__", None))
             if not source.endswith(".py"):
                 raise UserError(f"{key}={dotted}: {module} has no source file, so its changes could not be noticed")
-            files |= {module: source, **_local_imports(module)}
+            files |= _local_imports(module)
     if not files:
         return own
     sources = {name: code_of(Path(file).read_text(encoding="utf-8")) for name, file in sorted(files.items())}
@@ -266,14 +267,30 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def _local_imports(module: str) -> dict[str, str]:
-    """Return, by name, the files of all that a module imports, directly or not, outside of installed packages."""
+    """Return, by name, the files of a module and of all that it imports, outside of installed packages and of lm."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    files, names = dict[str, str](), [module]
+    while names:
+        name = names.pop()
+        spec = None
+        with suppress(ImportError, ValueError):  # of a name in a module, or of a module that is not there
+            spec = find_spec(name)
+        source = str(spec.origin) if spec else ""
+        is_installed = any(Path(source).absolute().is_relative_to(folder) for folder in installed)
+        if spec is None or name in files or name.split(".")[0] == "lm" or is_installed or not source.endswith(".py"):
+            continue
+        files[name] = source
+        names += [name.rpartition(".")[0] or name, *_imported(Path(source), spec.parent or "")]
+    return files
 
-    def is_local(path: str) -> bool:
-        return not any(Path(path).absolute().is_relative_to(folder) for folder in installed)
 
-    finder = ModuleFinder([*filter(is_local, sys.path)], excludes=["lm"])
-    with suppress(ImportError):  # of a module that is installed
-        finder.import_hook(module)
-    files = {name: getattr(found, "__file__", None) for name, found in finder.modules.items()}
-    return {name: file for name, file in files.items() if file}
+def _imported(source: Path, package: str) -> Iterator[str]:
+    """Yield what a file may import: modules, and names that may be modules."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            place = "." * node.level + (node.module or "")
+            base = resolve_name(place, package) if node.level else place
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

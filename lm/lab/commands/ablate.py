@@ -19,7 +19,6 @@ from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lm.cli import command_line, started_by
@@ -35,7 +34,7 @@ from lm.cli.arguments import (
     recipe_for,
     with_text,
 )
-from lm.cli.compose import LOADED, explaining, register, to_dataclass
+from lm.cli.compose import LOADED, explaining, register, to_dataclass, typed_overrides
 from lm.config import RunConfig
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
@@ -68,7 +67,7 @@ def run(args: list[str]) -> int:
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
     def job(config: DictConfig) -> None:
-        overrides = [*HydraConfig.get().overrides.task]
+        overrides = typed_overrides()
         sys.argv = typed
         try:
             ablation = to_dataclass(config, overrides, AblateConfig)
