@@ -298,7 +298,7 @@ def test_a_sentence_has_the_values_the_amount_its_certainty_and_what_was_not_don
     assert judged(runs(LOSSES), sized, arms_of="ab").sentence["b"] == (
         "head=untied is better than tied: 4.5 % lower perplexity (95 % CI -5.1 % to -3.9 %, 8 seeds, on this "
         "validation text), at the config's learning rates, not tuned; 50 % more parameters, same FLOPs per token; "
-        "tune=true tunes them, in 80 runs or more."
+        "to tune the learning rates, add tune=true (80 runs or more)."
     )
     rates = {arm: ArmRecord(overrides=[f"optim.lr={arm}"]) for arm in "ab"}
     assert "not tuned" not in judged(runs(LOSSES), rates, arms_of="ab").sentence["b"]

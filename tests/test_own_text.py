@@ -152,5 +152,5 @@ def test_a_run_says_how_often_its_text_is_read(tmp_path, caplog):
         run = replace(run, model=replace(run.model, dropout=dropout))
         log_start(run, prepare(run.data, run.tokenizer), tmp_path / "run", 9_999, 0)
         (line,) = (message for message in caplog.messages[-2:] if "9,999 parameters" in message)
-        assert f"which read the text of {n_bytes + 1:,} tokens {times} times" in line
+        assert f"steps read the {n_bytes + 1:,} training tokens {times} times" in line
         assert ("learned by heart: see docs/own-text.md" in line) == (times > 10 and not dropout)

@@ -68,7 +68,7 @@ def test_the_first_screen_answers_and_says_what_it_rests_on(full):
         *told,
         *(answer["sentence"] for answer in found["answers"]),
         "Results so far:",
-        "±0.01 (1 % of perplexity)",
+        "±0.01 nats per token (1 % of perplexity)",
     ]
     words += ["89,999 tokens, the same for all pairs", "each arm at its own best of five learning rates"]
     assert [part for part in words if part not in first] == []

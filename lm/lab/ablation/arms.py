@@ -259,7 +259,7 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
             source = str(getattr(sys.modules[module], "__file__", None))
             if not source.endswith(".py"):
                 raise UserError(f"{key}={dotted}: {module} has no source file, so its changes could not be noticed")
-            files |= _local_imports(module)
+            files |= {module: source, **_local_imports(module)}
     if not files:
         return own
     sources = {name: code_of(Path(file).read_text(encoding="utf-8")) for name, file in sorted(files.items())}

@@ -55,9 +55,7 @@ class Question:
     budget: str = "tokens"  # what is equal for all arms: training tokens or training flops
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> setting that matches its baseline's size
     tune: str | None = None  # tuned setting: learning_rate (also: true), or a setting of train that is a number
-    looks: list[int] = field(
-        default_factory=list
-    )  # numbers of seeds after which the ablation may stop early; empty: none
+    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop early; empty: none
 
     def __post_init__(self) -> None:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
