@@ -119,7 +119,7 @@ UNREADABLE = [  # file, its content, the place that is asked for, and what the r
     ("t.parquet", b"PAR1\xff", ".", "use data=parquet"),
     ("empty.txt", b"", "empty.txt", "data.path="),
     ("a.txt", b"abc", "*.rst", "data.path="),
-    ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0, mtime=0)[:-9], ".", "a.txt.gz: "),
+    ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], ".", "a.txt.gz: "),
     *((f"t.{kind}", b"\xff\xfe", f"t.{kind}", f"t.{kind}: ") for kind in ("json", "csv", "parquet")),
 ]
 
