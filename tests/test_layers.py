@@ -1,10 +1,10 @@
 """The two layers: the core imports nothing of the lab, runs without it, and starts light."""
 
 import ast
-import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,36 +57,37 @@ def test_a_package_of_the_core_imports_only_the_packages_in_front_of_it_and_noth
             assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"torch", "lm"}, path
 
 
-COMMANDS = """
-import shlex, sys
-from lm.cli.main import main
-for line in sys.stdin.read().splitlines():
-    sys.argv = ["lm-lab", *shlex.split(line)]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, line
-"""
+SMALL = [word for word in TINY_RUN if word not in ("prompts=[]", "trainer.max_steps=20")]
 
 
 @pytest.mark.slow
-def test_the_core_trains_generates_and_evaluates_without_the_lab(tmp_path):
-    """The commands of one process. Its resume: tests/test_scripts.py."""
-    for name in ("lm", "configs"):
+def test_the_core_trains_is_killed_resumes_generates_and_evaluates_without_the_lab(tmp_path):
+    for name in ("lm", "configs", "scripts"):
         shutil.copytree(ROOT.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("lab", "__pycache__"))
     (tmp_path / "my.txt").write_text(TEXT)
-    train = " ".join(word for word in TINY_RUN if word != "prompts=[]")
-    lines = [f"train {train} data.path=my.txt run_dir=run", "generate run 'def f' max_new_tokens=4"]
-    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "text": True}
-    answer = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        input="\n".join([*lines, "evaluate run my.txt"]),
-        capture_output=True,
-        **options,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert "\ndef f" in answer.stdout
-    assert '"bpb"' in answer.stdout
+
+    def command(*words):
+        line = [sys.executable, *words]
+        return subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def finished(*words):
+        process = command(*words)
+        printed, _ = process.communicate()
+        assert process.returncode == 0, printed
+        return printed
+
+    line = ("scripts/train.py", *SMALL, "data.path=my.txt", "trainer.max_steps=100", "run_dir=run")
+    process = command(*line)
+    deadline = time.monotonic() + 120
+    while len([*tmp_path.glob("run/checkpoints/step-*.ckpt")]) < 2:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert "resuming from step" in finished(*line)
+    assert finished("scripts/generate.py", "run", "def f", "max_new_tokens=4").startswith("def f")
+    assert '"bpb"' in finished("scripts/evaluate.py", "run", "my.txt")
 
 
 @pytest.mark.slow
