@@ -126,7 +126,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     made = instantly(near)
     first = lab.run(seeds=[0, 1, 2])
     assert "design" not in summaries(first)
-    assert "Design: unchanged since before the first result." in (lab.out / "report.md").read_text()
+    assert "Design: not changed after the first result." in (lab.out / "report.md").read_text()
     again = lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
     assert (numbers(lab.out)["equivalence_margin"], read_record(lab.out).question.equivalence_margin) == (9.0, 9.0)
     assert "The design changed after 6 results." in summaries(again)
