@@ -361,7 +361,7 @@ class OptimConfig:
     """
 
     name: str = "adamw"  # adamw or muon
-    lr: float = 3e-3  # learning rate of the matrices of the blocks; if adam_lr is null of all weights
+    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all weights if adam_lr is null
     adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier scale it
     lr_scale: float = 1.0  # factor of the peak learning rate of every parameter group
     momentum: float | None = None  # muon: decay of the moving average of the gradients

@@ -211,7 +211,7 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     run = RunDirectory(run_dir).read_config()
     trained, scored = Path(str(run.get("data", {}).get("path"))), Path(str(text.path))
     is_same_file = trained.exists() and scored.exists() and trained.samefile(scored)
-    if is_same_file or run.get("data_hash") == text_hash:  # with a fold, say, the hash is another
+    if is_same_file or run.get("data_hash") == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
 
 

@@ -77,7 +77,7 @@ class Wandb:
         mode = "offline" if offline else "online"
         place = dir or str(folder)
         self.run = wandb.init(project=project, name=folder.name, dir=place, id=run_id, resume="allow", mode=mode)
-        # Steps of their own: W&B drops a row whose step it has seen, as a resumed run makes some.
+        # The step is a metric here: W&B drops rows of steps that it has seen, and a resumed run makes steps again.
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step", step_sync=True)
 

@@ -71,9 +71,8 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
     if directory and directory.has_begun():
-        directory.check_same_run(
-            run, {}
-        )  # again in `setup` with the hashes of the text, which may take minutes to read
+        # Before the text is read, which may take minutes. `setup` asks again, with the hash of the text.
+        directory.check_same_run(run, {})
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
     directory = directory or RunDirectory(default_directory(run, config_hash(run, **hashes)))

@@ -8,8 +8,8 @@ import sys
 import sysconfig
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from statistics import median
@@ -268,20 +268,35 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
 
 def _local_imports(module: str) -> dict[str, str]:
     """Return, by name, the files of a module and of all that it imports, outside of installed packages and of lm."""
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     files, names = dict[str, str](), [module]
     while names:
         name = names.pop()
-        spec = None
-        with suppress(ImportError, ValueError):  # of a name in a module, or of a module that is not there
-            spec = find_spec(name)
-        source = str(spec.origin) if spec else ""
-        is_installed = any(Path(source).absolute().is_relative_to(folder) for folder in installed)
-        if spec is None or name in files or name.split(".")[0] == "lm" or is_installed or not source.endswith(".py"):
+        if name in files or not _is_local(name.partition(".")[0]):
             continue
-        files[name] = source
-        names += [name.rpartition(".")[0] or name, *_imported(Path(source), spec.parent or "")]
+        spec = _spec_of(name)
+        if spec and spec.origin and spec.origin.endswith(".py"):
+            files[name] = spec.origin
+            names += _imported(Path(spec.origin), spec.parent or "")
+            names += [spec.parent] if spec.parent else []
     return files
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """Return where a module comes from, or None if a name is no module. Imports the packages that hold the module."""
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _is_local(package: str) -> bool:
+    """Return whether a package is neither lm nor installed. Imports nothing: an installed package may be large."""
+    spec = _spec_of(package)
+    if package == "lm" or spec is None:
+        return False
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places = [Path(place).absolute() for place in (spec.submodule_search_locations or [str(spec.origin)])]
+    return not any(place.is_relative_to(folder) for place in places for folder in installed)
 
 
 def _imported(source: Path, package: str) -> Iterator[str]:

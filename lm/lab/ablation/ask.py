@@ -349,10 +349,9 @@ def compose_seeds(
                     raise UserError(f"init_from={own.init_from}: has another tokenizer than {run.init_from}")
             first = flat(asdict(run))
             changed = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
-            fixed = (
-                ("data.",) if own.init_from else ("data.", "tokenizer.")
-            )  # the tokenizers of models are equal, see above
-            for key in (key for key in changed if key.startswith(fixed)):
+            # Models have their tokenizers in different places; the tokenizers are equal, as was checked above.
+            of_text = ("data.",) if own.init_from else ("data.", "tokenizer.")
+            for key in (key for key in changed if key.startswith(of_text)):
                 raise UserError(f"{key}: {SEED} may not choose the text; folds=true gives each pair a text of its own")
             seeded[name, own_seed] = changed
     return seeded

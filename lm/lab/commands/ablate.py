@@ -179,11 +179,8 @@ def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     short = command_line("ablate", "ablation=smoke")
     ways = f"for example {line}, or {short} for a first look; docs/ablations.md has questions in a file"
     single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
-    what = (
-        f"{single[0]}: has one value, a question needs two with a comma between"
-        if single
-        else "ablation: no question is given"
-    )
+    no_question = "ablation: no question is given"
+    what = f"{single[0]}: has one value, a question needs two with a comma between" if single else no_question
     return f"{what}; {ways}"
 
 
