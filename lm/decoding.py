@@ -211,16 +211,16 @@ def stream(
     Call `observe` with the logits (1, V) of each new token.
     """
     require(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
-    steps = decode(net, _encode(tokenizer, [prompt]), Sampling(**options), observe=observe)
+    (before,) = _encode(tokenizer, [prompt])
+    steps = decode(net, [before], Sampling(**options), observe=observe)
     ids = (token for (token,) in islice(steps, max_new_tokens))
-    yield from tokenizer.stream(takewhile(lambda token: token not in tokenizer.stops, ids))
+    yield from tokenizer.stream(takewhile(lambda token: token not in tokenizer.stops, ids), after=before)
 
 
 def likeliest(tokenizer: Tokenizer, logits: Tensor, n: int) -> list[tuple[str, float]]:
     """Return the n likeliest next tokens by their logits (V,), each with its probability."""
     values, ids = (logits.float() - logits.float().logsumexp(-1)).topk(min(n, logits.shape[-1]))
-    texts = (tokenizer.decode([token]) or tokenizer.backend.id_to_token(token) or "" for token in ids.tolist())
-    return list(zip(texts, values.exp().tolist(), strict=True))
+    return list(zip(map(tokenizer.label, ids.tolist()), values.exp().tolist(), strict=True))
 
 
 def generate(
@@ -250,7 +250,8 @@ def generate(
     prompts: list[str] = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))
-    steps = decode(net, _encode(tokenizer, prompts), Sampling(**options))
+    encoded = _encode(tokenizer, prompts)
+    steps = decode(net, encoded, Sampling(**options))
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(unfinished):
             if ids[row] in tokenizer.stops:
@@ -259,7 +260,7 @@ def generate(
                 continuations[row].append(ids[row])
         if not unfinished:
             break
-    texts = [tokenizer.decode(ids) for ids in continuations]
+    texts = [tokenizer.decode(ids, after) for ids, after in zip(continuations, encoded, strict=True)]
     return texts[0] if isinstance(prompt, str) else texts
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from lm.data.tokenizer import (
     train_bpe,
 )
 from lm.data.tokens import prepare
+from lm.decoding import Sampling, generate
 from lm.errors import UserError
+from tests.helpers.decoding import sensitive, tokens
 from tests.helpers.texts import stored
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
@@ -237,6 +240,31 @@ MAKERS = {
     "llama_3": llama_3,
     **{scheme: partial(metaspace, scheme) for scheme in ("always", "never")},
 }
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_text_goes_on_after_the_ids_before_it(make):
+    """SentencePiece leaves out the space of the first token of a text, which a continuation must keep."""
+    tokenizer = Tokenizer(make())
+    ids = tokenizer.encode("x = naïve f(x) 日本語 🙂 return x")
+    whole = tokenizer.decode(ids)
+    for n in range(len(ids) + 1):
+        before = tokenizer.decode(ids[:n])
+        if not before.endswith("\ufffd"):
+            assert before + "".join(tokenizer.stream(ids[n:], after=ids[:n])) == whole
+    spaced = {i for token, i in tokenizer.backend.get_vocab().items() if token[0] in "▁Ġ"}
+    assert {tokenizer.label(i)[0] for i in spaced} == {" "}
+    net, prompts = sensitive(tokenizer.vocab_size), [f"x = {n}" for n in range(99)]
+    before = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
+    rows = tokens(net, before, 4, Sampling(temperature=100.0))
+    assert {row[0] for row in rows} & spaced
+    ids = (
+        [*start, *takewhile(lambda token: token not in tokenizer.stops, row)]
+        for start, row in zip(before, rows, strict=True)
+    )
+    expected = [*map(tokenizer.decode, ids)]
+    continuations = generate(net, tokenizer, prompts, 4, temperature=100.0)
+    assert [prompt + text for prompt, text in zip(prompts, continuations, strict=True)] == expected
 
 
 def test_a_text_that_is_cut_before_a_space_is_refused_with_the_cure(tmp_path):

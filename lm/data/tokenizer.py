@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,24 +138,32 @@ class Tokenizer:
             _warn_once("the model does not know %s: the prompt is continued without", characters)
             return "".join(c for c in prompt if c in vocabulary)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
+        """Return the text of ids that follow `after`, the ids of a text before them."""
+        before = self.backend.decode([*after], skip_special_tokens=True) if after else ""
+        return self.backend.decode([*after, *ids], skip_special_tokens=True)[len(before) :]
 
     def decode_all(self, ids: list[list[int]]) -> list[str]:
         return self.backend.decode_batch(ids, skip_special_tokens=True)
 
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+    def label(self, token: int) -> str:
+        """Return the text of a token inside of a text, or its name in the vocabulary if it is no whole character."""
+        text = self.decode([token], after=[token])
+        return text if text.strip("\ufffd") else self.backend.id_to_token(token) or ""
+
+    def stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield text as ids arrive, in pieces of whole characters. The joined pieces equal `decode` of all ids.
 
-        Decode new ids together with the few ids before them, because a decoder may treat the first id of a text
-        differently. `tokenizers.decoders.DecodeStream` would drop an unfinished character at the end.
+        `after` is as in `decode`. Decode new ids together with the few ids before them, because a decoder may treat
+        the first id of a text differently: SentencePiece leaves out its space.
+        `tokenizers.decoders.DecodeStream` would drop an unfinished character at the end.
         """
-        yield from self.stream_chunks([token] for token in ids)
+        yield from self.stream_chunks(([token] for token in ids), after)
 
-    def stream_chunks(self, chunks: Iterable[list[int]]) -> Iterator[str]:
+    def stream_chunks(self, chunks: Iterable[list[int]], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield text as chunks of ids arrive, as `stream` does. Hold about two chunks in memory."""
-        window: list[int] = []
-        shown = 0  # ids of the window whose text has been yielded
+        window = list(after)
+        shown = len(window)  # ids of the window whose text has been yielded
         for chunk in chunks:
             window += chunk
             before, now = self.decode(window[:shown]), self.decode(window)

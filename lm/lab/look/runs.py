@@ -76,8 +76,11 @@ def _load_checkpoint(path: Path, checkpoint: Path, classes: Sequence[str]) -> tu
     return net.eval(), data.tokenizer
 
 
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Yield each id with the text that it completes: "" for all but the last token of a character."""
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[tuple[int, str]]:
+    """Yield each id with the text that it completes: "" for all but the last token of a character.
+
+    `after` holds the ids before them.
+    """
     pending: list[int] = []
 
     def recorded() -> Iterator[int]:
@@ -85,18 +88,12 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int,
             pending.append(token)
             yield token
 
-    for piece in tokenizer.stream(recorded()):
+    for piece in tokenizer.stream(recorded(), after):
         *incomplete, last = pending
         pending.clear()
         yield from ((token, "") for token in incomplete)
         yield last, piece
     yield from ((token, "") for token in pending)
-
-
-def label(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token alone, or its name in the vocabulary."""
-    text = tokenizer.decode([token])
-    return text if text.strip("\ufffd") else tokenizer.backend.id_to_token(token) or ""
 
 
 def same_tokenizer(models: Sequence[LoadedModel]) -> bool:

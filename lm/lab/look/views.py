@@ -16,7 +16,7 @@ from torch import Tensor
 from lm.data.batches import IGNORED
 from lm.decoding import Sampling, decode, window_start
 from lm.errors import UserError, require
-from lm.lab.look.runs import LoadedModel, label, same_tokenizer, token_texts
+from lm.lab.look.runs import LoadedModel, same_tokenizer, token_texts
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Attention, Transformer
 from lm.scoring import evaluate
@@ -61,7 +61,8 @@ def continuations(
     if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
         raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
     prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
-    text = models[of].tokenizer.decode(forced)
+    # Of the last character of the forced tokens a model with another tokenizer takes all or nothing.
+    text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
     own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
     streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
@@ -85,7 +86,7 @@ def _continuation(
             if i >= len(forced) and token in tokenizer.stops:
                 return
 
-    for token, text in token_texts(tokenizer, ids()):
+    for token, text in token_texts(tokenizer, ids(), after=prompt):
         row = logits.popleft()  # (V,)
         values, best = row.topk(min(CANDIDATES, len(row)))
         own, first, second = float(row[token]), *values[:2].tolist()
@@ -96,11 +97,11 @@ def _continuation(
         yield {
             "token": token,
             "text": text,
-            "label": label(tokenizer, token),
+            "label": tokenizer.label(token),
             "rank": int((row > own).sum()) + 1,
             "lead": own - (second if own == first else first),
             "candidates": [
-                {"token": i, "label": label(tokenizer, i), "share": share, "drawn": after}
+                {"token": i, "label": tokenizer.label(i), "share": share, "drawn": after}
                 for i, share, after in zip(shown, shares.tolist(), drawn.tolist(), strict=True)
             ],
         }
@@ -144,7 +145,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         ids = validation[passage * length : (passage + 1) * length + 1].tolist()
-    pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:])]
+    pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:], after=ids[:1])]
     losses = [token_losses(model, ids) for model in models]
     return {
         "n_passages": n_passages,
@@ -152,7 +153,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         "tokens": [
             {
                 "text": piece,
-                "label": label(first.tokenizer, token),
+                "label": first.tokenizer.label(token),
                 "losses": [float(values[i]) for values in losses],
             }
             for i, (token, piece) in enumerate(zip(ids[1:], pieces, strict=True))
@@ -203,11 +204,11 @@ def attention(model: LoadedModel, text: str, position: int | None = None) -> dic
     weights = attention_weights(model.net, ids, position)
     require(bool(weights.isfinite().all()), f"run={model.name}", "a model whose attention weights are numbers")
     pieces = [piece for _, piece in token_texts(tokenizer, ids)]
-    pieces[0] = pieces[0] or label(tokenizer, ids[0])  # of the token that begins each text
+    pieces[0] = pieces[0] or tokenizer.label(ids[0])  # of the token that begins each text
     return {
         "name": model.name,
         "position": position,
-        "tokens": [{"text": text, "label": label(tokenizer, i)} for text, i in zip(pieces, ids, strict=True)],
+        "tokens": [{"text": text, "label": tokenizer.label(i)} for text, i in zip(pieces, ids, strict=True)],
         "weights": [[[round(share, 5) for share in head] for head in layer] for layer in weights.tolist()],
     }
 
