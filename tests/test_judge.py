@@ -307,7 +307,18 @@ def test_a_sentence_has_the_values_the_amount_its_certainty_and_what_was_not_don
     assert detectable(vague.sd, vague.seeds_needed) <= 0.02 < detectable(vague.sd, vague.seeds_needed - 1)
 
 
+def test_an_arm_that_failed_at_every_seed_says_nothing_about_its_setting():
+    """A fault of the code or no memory: an arm that diverged is worse, and its rival is not better by a failure."""
+    verdicts = {letters: judged(ends(a="dddddddd", b=letters), **TWO).loc["b"] for letters in ("nnnn", "ffff", "nnnf")}
+    assert [row.verdict for row in verdicts.values()] == ["worse", "undecided", "undecided"]
+    assert "no run of b trained" in verdicts["ffff"].sentence
+    assert judged(ends(a="ffff", b="dddddddd"), **TWO).verdict["b"] == "undecided"
+    crashed = LADDERS.assign(status=LADDERS["status"].mask(LADDERS["arm"] == "b", "failed"), is_own_failure=True)
+    assert judged(crashed, **TUNED).verdict["b"] == "undecided"
+
+
 HIGH = diverging(LADDERS["factor"] > 1.9)
+FOUR = LADDERS[LADDERS["factor"] < 1.9]
 HALF = {"a": ArmRecord(is_tuned=True), "b": ArmRecord()}
 TWO = {"arms_of": "ab"}
 WORDS = [
@@ -321,6 +332,10 @@ WORDS = [
     (ends(a="nnnn", b="nnnn"), TWO, ["no run of b and a trained"]),
     (LADDERS, TUNED, ["each at its own best of five learning rates (b 0.71 times the config's, a 1.4 times)"]),
     (HIGH, TUNED, ["; 1 of the five values of b diverged"]),
+    (FOUR, TUNED, ["each at its own best of four learning rates (b 0.71 times"]),
+    (pd.concat([LADDERS[LADDERS["arm"] == "a"], FOUR[FOUR["arm"] == "b"]]), TUNED, ["of four to five learning rates"]),
+    (diverging(LADDERS["seed"] == 3), TUNED, ["a at its own best of five learning rates (a 1.4 times the config's);"]),
+    (ends(a="ddd", b="nnd"), TWO | {"looks": [3, 8]}, ["b diverged at 2 of 3 seeds"]),  # a look has decided
     (LADDERS, TUNED | {"arms": HALF}, ["a at its own best of five learning rates (a 1.4 times the config's), b not"]),
 ]
 

@@ -84,6 +84,8 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"match_parameters": {"untied": "model.n_layers"}}, "arms.untied: ablation.match_parameters"),
     ({"match_parameters": {"tied": "model.d_ff"}}, "match_parameters: tied"),
     ({"tune": "data.path"}, "tune=data.path"),
+    ({"tune": "data.val_fraction"}, "tune=data.val_fraction"),  # each value would have a text of its own
+    ({"tune": "trainer.max_epochs", "overrides": ["trainer.max_epochs=1"]}, "tune=trainer.max_epochs"),
     ({"tune": "model.dropout"}, "tune=model.dropout: expected a setting that is neither"),
     ({"arms": {"tied": [], "untied": PATIENT}}, "arms.untied: checkpoint.patience=2"),
 ]

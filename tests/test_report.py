@@ -10,9 +10,9 @@ import pytest
 from conftest import ROOT
 
 from lm.lab.ablation import figures
-from lm.lab.ablation.report import write_report
+from lm.lab.ablation.report import describe, write_report
 from lm.lab.ablation.results import curve_table, read_results
-from lm.lab.ablation.warnings import plan_warnings, report_warnings
+from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
 from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
 from tests.helpers.ablation_folder import ARMS, CRACK, METRICS, WHOLE, Page, lines, make, numbers, write
@@ -70,7 +70,7 @@ def test_the_first_screen_answers_and_says_what_it_rests_on(full):
         "Results so far:",
         "±0.01 nats per token (1 % of perplexity)",
     ]
-    words += ["89,999 tokens, the same for all pairs", "each arm at its own best of five learning rates"]
+    words += ["89,999 tokens, the same for all pairs", "each tuned arm at its own best of five learning rates"]
     assert [part for part in words if part not in first] == []
     assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
     assert len(text.splitlines()) < 50, "one screen"
@@ -141,6 +141,33 @@ def test_what_weakens_a_verdict_stands_below_it(tmp_path, monkeypatch):
     assert weakness in line
 
 
+def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
+    """untied has another context than tied, and untied_matched has the context of untied."""
+    changes = {"baselines": {"untied_matched": "untied"}, "contrasts": {"sum": {"untied": 1, "tied": -1}}}
+    found = read_results(make(tmp_path, report=False, **changes))
+    for arm in ("untied", "untied_matched"):
+        found.record.arms[arm].settings["data.seq_len"] = 64
+    told = report_warnings(found)
+    weakened = {row.arm: [*weakening(row, told)] for row in found.contrasts}
+    assert ["more context" in " ".join(weakened[arm]) for arm in ("untied", "untied_matched", "sum")] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
+    found = read_results(make(tmp_path, report=False, seeds=[0, 1, 2], tuned=True))
+    found.record.question.seeds, found.record.question.looks = [0, 1, 2, 3, 4], [3, 5]
+    found.record.arms["tied"].scored_tokens = [10, 20, 30, 40, 50]
+    basis = describe(found, told := report_warnings(found))["basis"]
+    assert (basis["seeds"].split(";")[0], "10 to 30 tokens, 60 in all" in basis["validation text"]) == (
+        "3 for each arm",
+        True,
+    )
+    assert [warning.summary for warning in told] == ["There are only 3 seeds."]
+
+
 IN_CI = ("tying_broken", "longer_tuned", "parts")
 
 
@@ -196,11 +223,16 @@ def untuned(found):
     found.record.arms["tied"].is_tuned = False
 
 
+def without_the_largest_value(found):
+    found.runs = found.runs[(found.runs.arm != "untied") | (found.runs.factor < 1.9)]
+
+
 WARNINGS = [
     (of_seeds(1), "There is only one seed"),
     (of_seeds(4), "There are only 4 seeds"),
     (scored(lambda i, doubled: 3.5 - 0.05 * doubled), "The best value is an end of the ladder: untied (upper end)."),
     (scored(lambda i, _: 3.5 + i * 37 % 11 / 1000), "No difference shows between the values of a ladder: untied."),
+    (without_the_largest_value, "Fewer values could be tried than a ladder has: untied (4 of 5)."),
     (untuned, "One arm is tuned and the other is not: untied and tied"),
     (with_threads("untied"), "Two runs of a pair"),
     (with_setting("checkpoint.best", True), "The scored model is chosen by the text that scores it: untied"),

@@ -74,6 +74,11 @@ def test_a_value_that_is_not_finite_is_a_run_that_diverged(value, rows_of):
     assert (lost.verdict, lost.diverged) == ("undecided", {"b": [4]}), "it counts without a pair"
 
 
+def test_lost_rows_are_counted_among_the_rows_of_their_arm(rows_of):
+    lost = rows_of(ROWS + "".join(f"b,{seed},nan\n" for seed in range(7, 12)))
+    assert "b diverged at 5 of 8 seeds" in rows_table(judged(lost, None, None, False), None)
+
+
 def test_rows_without_a_pair_are_left_out_and_told(rows_of):
     lost = rows_of(ROWS + "a,7,1\na,8,2\nb,3,1.5\nc,0,2.0\nc,1,2.2\n")
     table = rows_table(judged(lost, "a", None, False), None)
@@ -101,6 +106,7 @@ def test_a_file_gets_a_table_a_page_and_json(command, tmp_path):
     [
         (ROWS, [], "better", 0),
         (ROWS, ["baseline=b"], "worse", 10),
+        (ROWS.replace("b,", "null,"), ["baseline=null"], "worse", 10),
         (ROWS, ["margin=0.5"], "equivalent", 11),
         (ROWS.replace("b,0,0.9", "b,0,1.2"), [], "undecided", 12),
     ],

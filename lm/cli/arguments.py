@@ -38,6 +38,7 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
 }
 # Settings that are paths. Hydra's grammar has neither parentheses nor letters beyond a to z.
 PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
+VERBATIM = ("prompt", "baseline")  # settings whose text may be "null"
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 # Everyday names of settings that are spelled otherwise here.
 NAMES = {
@@ -163,7 +164,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
             raise UserError(f"{arg}: expected key=value")
         if key not in kinds:
             raise UserError(unknown_key(arg, kinds))
-        if str in (kinds[key], *get_args(kinds[key])) and (text != "null" or key == "prompt"):
+        if str in (kinds[key], *get_args(kinds[key])) and (text != "null" or key in VERBATIM):
             values[key] = text
             continue
         try:

@@ -50,6 +50,7 @@ CONTRAST = tuple(
         "weights",
         "best",
         "gains",
+        "tried",
         "dropped",
     )
 )
@@ -152,8 +153,8 @@ def _read_runs(folder: str | Path) -> list[_Run]:
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
     for row in ablation.reported.to_dict("records"):
-        arm, run_dir = ablation.record.arms[row["arm"]], row["run_dir"]
-        settings = arm.settings | {"trainer.max_steps": arm.steps or row["steps"]}
+        run_dir = row["run_dir"]
+        settings = ablation.settings_of(row)
         result = flat(dict(ablation.reader.outcome(run_dir).result))
         run = FoundRun(run_dir, ablation.folder / run_dir, row["status"], row["error"], settings, result)
         identity = {"ablation": name} | {key: row[key] for key in ("arm", "seed", "factor", "run_dir")}

@@ -46,6 +46,7 @@ RESERVED = {
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 NOT_OF_AN_ARM = dict.fromkeys(LENGTH, SET_BY_BUDGET) | RESERVED
+OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
 
 # --- a question in a line
@@ -305,8 +306,9 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
     if question.tune is not None:
         setting = TUNED_SETTING.get(question.tune, question.tune)
         are_numbers = all(isinstance(values.get(setting, ""), float | None) for values in settings.values())
-        expected = "learning_rate, or a setting of train that takes any number"
-        require(are_numbers, f"ablation.tune={question.tune}", expected)
+        is_fixed = setting in NOT_OF_AN_ARM or setting.startswith(OF_TEXT)  # values are compared at one length and text
+        expected = "learning_rate, or a setting of train that takes any number and chooses neither length nor text"
+        require(are_numbers and not is_fixed, f"ablation.tune={question.tune}", expected)
         is_set = any(values[setting] for values in settings.values())
         require(is_set, f"ablation.tune={question.tune}", "a setting that is neither null nor 0 in all arms")
     return runs
@@ -350,7 +352,7 @@ def compose_seeds(
             first = flat(asdict(run))
             changed = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
             # Models have their tokenizers in different places; the tokenizers are equal, as was checked above.
-            of_text = ("data.",) if own.init_from else ("data.", "tokenizer.")
+            of_text = OF_TEXT[:1] if own.init_from else OF_TEXT
             for key in (key for key in changed if key.startswith(of_text)):
                 raise UserError(f"{key}: {SEED} may not choose the text; folds=true gives each pair a text of its own")
             seeded[name, own_seed] = changed

@@ -22,7 +22,7 @@ import pandas as pd
 from lm.config import build, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
-from lm.lab.ablation.question import AblateConfig, Question
+from lm.lab.ablation.question import TUNED_SETTING, AblateConfig, Question
 from lm.system.files import LOCK, json_sha256, read_csv, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
@@ -93,6 +93,22 @@ class AblationRecord:
     def common(self) -> list[str]:
         """Return the overrides of all arms."""
         return [*self.question.overrides, *self.overrides]
+
+
+def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, by: float) -> dict[str, Any]:
+    """Return the settings in which a run of an arm differs from the arm: its seed, part of the text and tuned value.
+
+    `seed` is that of the pair, `by` the factor of the tuned setting.
+    """
+    own_seed = seed + question.seed_offsets.get(name, 0)
+    values: dict[str, Any] = {"seed": own_seed, "trainer.max_steps": arm.steps, "trainer.max_epochs": None}
+    values["max_tokens"] = None
+    if question.folds:
+        values["data.fold"] = question.first_fold + question.seeds.index(seed)
+    if by != 1:
+        setting = TUNED_SETTING.get(str(question.tune), str(question.tune))
+        values[setting] = float(f"{arm.settings[setting] * by:.6g}")
+    return values
 
 
 def design_hash(question: Question, overrides: Sequence[str]) -> str:

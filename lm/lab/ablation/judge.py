@@ -39,7 +39,7 @@ class Contrast:
     budget: str
     equivalence_margin: float | None
     alpha: float  # level of the tests; 1 - alpha is that of the interval
-    n_planned: int
+    n_planned: int  # seeds at which one of the arms was to be scored
     n_seeds: int
     seeds: list[int]  # at which all arms have a score
     differences: list[float]
@@ -65,7 +65,8 @@ class Contrast:
     weights: dict[str, float] = field(default_factory=dict)  # of the arms
     best: dict[str, float | None] = field(default_factory=dict)  # by tuned arm, the factor of its best value
     gains: dict[str, float] = field(default_factory=dict)  # by arm at an end of its ladder, what it may still gain
-    dropped: dict[str, int] = field(default_factory=dict)  # by tuned arm, how many values were left out
+    tried: dict[str, int] = field(default_factory=dict)  # by tuned arm, how many values were tried
+    dropped: dict[str, int] = field(default_factory=dict)  # by tuned arm, how many of them were left out
     sentence: str = ""
 
     @property
@@ -79,10 +80,11 @@ class Contrast:
 class Scored:
     """The scores of an arm by seed (lower is better), and the seeds that it lost."""
 
+    seeds: set[int]  # at which it was to be scored
+    untrainable: str  # diverged or failed, if no run of MIN_SEEDS seeds or more has trained: failed if one has failed
     scores: dict[int, float]
-    diverged: list[int]
-    failed: list[int]
-    trains: bool  # whether some run has not diverged or failed, or too few were tried to say so
+    diverged: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
     ladder: Ladder | None = None  # of a tuned arm
 
 
@@ -95,7 +97,8 @@ def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord])
     equivalent: the true difference is shown to lie within the margin, be it zero or not (two one-sided t tests;
     Schuirmann, 1987). better, worse: the two-sided paired t test rejects. Both after Holm's correction (1979) for the
     number of comparisons of the family. An arm that diverged or failed at some seeds is never called better or
-    equivalent, because the seeds that it survived would favour it.
+    equivalent, because the seeds that it survived would favour it. An arm that diverged at all seeds is worse. An arm
+    that failed says nothing about itself: its code or its machine may be the reason.
     """
     scored = {arm: score(question, runs[runs["arm"] == arm], arms[arm].is_tuned) for arm in question.arms}
     weights = {f"{arm} - {other}": {arm: 1.0, other: -1.0} for arm, other in question.pairs().items()}
@@ -113,14 +116,15 @@ def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     sign = 1 if METRICS[question.metric][0] else -1
     status = runs["status"].mask((runs["status"] == "failed") & ~runs["is_own_failure"].astype(bool), "missing")
     frame = runs.assign(loss=sign * runs[question.metric].astype(float), status=status)
-    lost = frame["status"].isin(("diverged", "failed"))
-    trains = not lost.all() or frame["seed"].nunique() < MIN_SEEDS
+    ends, seeds = {*frame["status"]}, {*map(int, frame["seed"])}
+    is_lost = ends <= {"diverged", "failed"} and len(seeds) >= MIN_SEEDS
+    untrainable = max(ends) if is_lost else ""  # "failed" comes after "diverged"
     if is_tuned:
         ladder = climb(frame)
-        return Scored(ladder.scores, [], [], trains, ladder)
+        return Scored(seeds, untrainable, ladder.scores, ladder=ladder)
     done = frame[frame["status"] == "done"].set_index("seed")["loss"]
     diverged, failed = ([*map(int, frame["seed"][frame["status"] == kind])] for kind in ("diverged", "failed"))
-    return Scored({int(seed): float(loss) for seed, loss in done.items()}, diverged, failed, trains)
+    return Scored(seeds, untrainable, {int(seed): float(loss) for seed, loss in done.items()}, diverged, failed)
 
 
 def level(question: Question) -> float:
@@ -146,7 +150,7 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         budget=question.budget,
         equivalence_margin=question.equivalence_margin,
         alpha=level(question),
-        n_planned=len(question.seeds),
+        n_planned=len(set[int]().union(*(result.seeds for result in own.values()))),
         n_seeds=len(seeds),
         seeds=seeds,
         differences=[sign * loss for loss in losses],
@@ -154,9 +158,10 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         wins=sum(loss < 0 for loss in losses),
         diverged={arm: result.diverged for arm, result in own.items() if result.diverged},
         failed={arm: result.failed for arm, result in own.items() if result.failed},
-        untrainable=[arm for arm, result in own.items() if not result.trains],
+        untrainable=[arm for arm, result in own.items() if result.untrainable],
         weights=dict(weights),
         best={arm: result.ladder.best for arm, result in own.items() if result.ladder},
+        tried={arm: result.ladder.n_tried for arm, result in own.items() if result.ladder},
         dropped={
             arm: len(result.ladder.dropped) for arm, result in own.items() if result.ladder and result.ladder.dropped
         },
@@ -267,7 +272,8 @@ def _verdict(contrast: Contrast, weights: Mapping[str, float], scored: Mapping[s
     positive = {arm for arm, weight in weights.items() if weight > 0}
     if untrainable := {*contrast.untrainable}:
         others_train = all(len(scored[arm].scores) >= MIN_SEEDS for arm in arms - untrainable)
-        if len(arms) == 2 and len(untrainable) == 1 and others_train:
+        have_diverged = [scored[arm].untrainable for arm in untrainable] == ["diverged"]
+        if len(arms) == 2 and have_diverged and others_train:
             return "worse" if untrainable == positive else "better", None
         return "undecided", "untrainable"
     ladders = [scored[arm].ladder for arm in weights]

@@ -35,8 +35,9 @@ from lm.lab.ablation.folder import (
     RunFiles,
     RunReader,
     design_hash,
+    settings_of_run,
 )
-from lm.lab.ablation.question import METRICS, TUNED_SETTING, AblateConfig, Question
+from lm.lab.ablation.question import METRICS, AblateConfig, Question
 from lm.lab.ablation.results import results_of
 from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
 from lm.system.device import set_threads
@@ -89,15 +90,9 @@ class Plan:
 
     def _spec(self, arm: Arm, seed: int, by: float) -> RunSpec:
         question, pair = self.question, self.question.seeds.index(seed)
-        own_seed = seed + question.seed_offsets.get(arm.name, 0)
-        values: dict[str, Any] = {"trainer.max_steps": arm.steps, "trainer.max_epochs": None, "max_tokens": None}
-        values |= {"seed": own_seed, **self.seeded.get((arm.name, own_seed), {})}
-        if question.folds:
-            values["data.fold"] = question.first_fold + pair
-        if by != 1:
-            setting = TUNED_SETTING.get(str(question.tune), str(question.tune))
-            values[setting] = float(f"{arm.settings[setting] * by:.6g}")
-        run = change(arm.run, values)
+        values = settings_of_run(question, arm.name, arm, seed, by)
+        own_seed = values["seed"]
+        run = change(arm.run, {**values, **self.seeded.get((arm.name, own_seed), {})})
         text = arm.text(pair)
         hashes = {"data_hash": text.hash, "tokenizer_hash": text.tokenizer.hash}
         identity = arm.identity | hashes

@@ -19,7 +19,7 @@ from lm.lab.ablation import figures
 from lm.lab.ablation.folder import COLUMNS, IN_MEMORY, RunFiles, is_locked, plain
 from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, METRICS, RUN_METRICS, SEED
 from lm.lab.ablation.results import POINT, Results
-from lm.lab.ablation.sentence import margin_in_words, percent
+from lm.lab.ablation.sentence import how_many, margin_in_words, percent
 from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
@@ -125,10 +125,10 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     """Yield what the answer rests on."""
     question = results.question
     if question.metric in RUN_METRICS and results.frozen is None:
-        yield "seeds", f"{len(question.seeds)} for each arm; {_start(results)}"
+        yield "seeds", f"{results.n_seeds} for each arm; {_start(results)}"
         yield "validation text", _scored(results)
     else:
-        yield "seeds", f"{len(question.seeds)} for each arm"
+        yield "seeds", f"{results.n_seeds} for each arm"
     better = "lower" if results.lower_is_better else "higher"
     yield "metric", f"{METRICS[question.metric][2]}; {better} is better"
     margin = question.equivalence_margin
@@ -176,6 +176,7 @@ def _scored(results: Results) -> str:
         return "not known"
     if len(tokens) == 1:
         return f"{tokens[0]:,} tokens, the same for all pairs, so intervals include the differences between seeds alone"
+    tokens = tokens[: results.n_seeds]  # a planned look may have decided with fewer
     each = " to ".join(dict.fromkeys(f"{n:,}" for n in (min(tokens), max(tokens))))
     whole = f"each pair has a part of the text of its own ({each} tokens, {sum(tokens):,} in all)"
     return f"{whole}, so intervals include the differences between seeds and between texts"
@@ -186,8 +187,9 @@ def _tuning(results: Results) -> str:
     if tune is None:
         return "none: each arm trains at the learning rates of its configuration"
     what = "learning rates, all multiplied by one factor, so their ratios are those of the configuration"
-    what = what if tune == LEARNING_RATE else tune
-    return f"each arm at its own best of five {what}; the other settings are those of the configuration"
+    what = what if tune == LEARNING_RATE else f"values of {tune}"
+    tried = how_many(ladder.n_tried for ladder in results.ladders.values())
+    return f"each tuned arm at its own best of {tried} {what}; the other settings are those of the configuration"
 
 
 def _design(results: Results) -> str:

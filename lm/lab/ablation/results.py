@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
+from lm.cli.arguments import key_of
 from lm.errors import reading
 from lm.lab.ablation.folder import (
     CONTRASTS,
@@ -20,9 +21,10 @@ from lm.lab.ablation.folder import (
     Run,
     RunReader,
     read_record,
+    settings_of_run,
 )
 from lm.lab.ablation.judge import Contrast, judge, level, score
-from lm.lab.ablation.question import METRICS, Question
+from lm.lab.ablation.question import METRICS, SEED, Question
 from lm.lab.ablation.sentence import percent, sentence
 from lm.lab.ablation.tuning import Ladder
 from lm.system.files import read_csv
@@ -59,6 +61,11 @@ class Results:
     def done(self) -> pd.DataFrame:
         """The finished reported runs."""
         return self.reported[self.reported["status"] == "done"]
+
+    @property
+    def n_seeds(self) -> int:
+        """How many seeds there are: fewer than planned if a planned look has decided."""
+        return self.reported["seed"].nunique() if self.stopped_early() else len(self.question.seeds)
 
     @cached_property
     def contrasts(self) -> list[Contrast]:
@@ -120,6 +127,15 @@ class Results:
         """Return finished runs of which results.csv is all that is left."""
         done = self.asked_for[self.asked_for["status"] == "done"]
         return done[~done["has_folder"].astype(bool)]
+
+    def settings_of(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a run, a row of `runs`, with dotted keys."""
+        arm = self.record.arms[run["arm"]]
+        settings = arm.settings | settings_of_run(self.question, run["arm"], arm, run["seed"], run["factor"])
+        for word in (*self.record.common(), *arm.overrides):
+            if SEED in word:
+                settings[key_of(word)] = word.partition("=")[2].replace(SEED, str(settings["seed"]))
+        return settings | {"trainer.max_steps": arm.steps or run["steps"]}
 
     def stopped_early(self) -> str:
         """Return what was not run because a planned look had decided; empty if nothing was."""

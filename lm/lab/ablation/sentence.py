@@ -1,7 +1,7 @@
 """A verdict in one sentence: what is better, by how much, how sure that is, and what was not done."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lm.cli.arguments import key_of
 from lm.lab.ablation.folder import ArmRecord
@@ -76,9 +76,20 @@ def _tuning(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -
         [f"{arm} {factor:.2g} times the config's", *(f"{arm} {factor:.2g} times" for arm, factor in others)]
     )
     what = "learning rates" if question.tune == LEARNING_RATE else f"values of {question.tune}"
-    who = f"{' and '.join(best)} at its" if untuned else "each at its"
+    who = "each at its" if len(best) == len(contrast.weights) else f"{' and '.join(best)} at its"
     rest = f", {' and '.join(untuned)} not tuned" if untuned else ""
-    return f"{who} own best of five {what} ({values}){rest}"
+    return f"{who} own best of {how_many(contrast.tried[arm] for arm in best)} {what} ({values}){rest}"
+
+
+def how_many(numbers: Iterable[int]) -> str:
+    """Return in words how many values arms have tried.
+
+    >>> how_many([5, 5]), how_many([4, 5]), how_many([])
+    ('five', 'four to five', 'five')
+    """
+    words = ("no", "one", "two", "three", "four", "five")
+    few, *_, most = sorted({*numbers} or {len(LADDER)}) * 2
+    return words[few] if few == most else f"{words[few]} to {words[most]}"
 
 
 def _costs(*pair: ArmRecord) -> str:
@@ -97,7 +108,8 @@ def _costs(*pair: ArmRecord) -> str:
 def _lost(contrast: Contrast) -> list[str]:
     """Return how many runs diverged, and at which seeds one failed."""
     told = [
-        f"{n} of the five values of {arm} diverged or failed or were far off" for arm, n in contrast.dropped.items()
+        f"{n} of the {how_many([contrast.tried[arm]])} values of {arm} diverged or failed or were far off"
+        for arm, n in contrast.dropped.items()
     ]
     told += [
         f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()

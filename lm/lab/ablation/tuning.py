@@ -69,6 +69,10 @@ class Ladder:
     end: str = ""  # the end that the best factor is: "lower" or "upper"
     p_equal: float | None = None  # of the F test that the factors make no difference
 
+    @property
+    def n_tried(self) -> int:
+        return len(self.losses.columns) + len(self.dropped)
+
 
 def climb(rows: pd.DataFrame) -> Ladder:
     """Return the ladder of an arm from its runs: columns seed, factor, status, loss and val_loss.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from lm.lab.ablation.folder import AblationRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast, are_equal
 from lm.lab.ablation.results import Results
+from lm.lab.ablation.tuning import LADDER
 from lm.system.terminal import to_override_value
 
 FEW_SEEDS = 5  # with fewer, the standard deviation is a rough estimate
@@ -34,7 +35,8 @@ def report_warnings(results: Results) -> list[Weakness]:
 
 def weakening(contrast: Contrast, weaknesses: Iterable[Weakness]) -> list[str]:
     """Return what weakens one comparison, in a few words each; what applies to all applies to it."""
-    own = {contrast.name, contrast.arm, contrast.baseline}
+    own = {contrast.name, *contrast.weights}
+    own |= {f"{arm} - {other}" for arm in contrast.weights for other in contrast.weights}
     return [
         weakness.summary.partition(":")[0].rstrip(".")
         for weakness in weaknesses
@@ -59,7 +61,7 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness(f"{counts['done']} of {total} runs are done.", "Verdicts can still change.")
     if counts["failed"]:
         yield Weakness(f"{counts['failed']} of {total} runs have failed.", "The same command makes them again.")
-    n = len(results.question.seeds)
+    n = results.n_seeds
     if n < FEW_SEEDS:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
@@ -111,18 +113,19 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
         for key in ("data.seq_len", "data.document_mask"):
             own, other = (to_override_value(arm.settings.get(key)) for arm in (first, second))
             if own != other:
-                yield pair[0], f"{' and '.join(pair)} ({key} {own} and {other})"
+                yield " - ".join(pair), f"{' and '.join(pair)} ({key} {own} and {other})"
         if first.identity.get("tokenizer_hash") != second.identity.get("tokenizer_hash"):
             share = f"{first.scored_tokens[0] / second.scored_tokens[0]:.2g}"
             if share != "1":
-                yield pair[0], f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
+                yield " - ".join(pair), f"{' and '.join(pair)} (a text has {share} times as many tokens in {pair[0]})"
 
 
 def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.question.pairs().items():
         own, other = (record.arms[name].copied for name in pair)
         if abs(own - other) > 0.02:  # one of fifty stretches may be there by chance
-            yield pair[0], f"{100 * own:.0f} % of it in {pair[0]} and {100 * other:.0f} % of it in {pair[1]}"
+            words = f"{100 * own:.0f} % of it in {pair[0]} and {100 * other:.0f} % of it in {pair[1]}"
+            yield " - ".join(pair), words
 
 
 def _of_ladders(results: Results) -> Iterator[Weakness]:
@@ -133,6 +136,12 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
         "The interval counts the slope there over one factor of two. That is an extrapolation, not a bound.",
     )
     flat = [arm for arm, ladder in results.ladders.items() if ladder.p_equal is not None and ladder.p_equal > FLAT]
+    sizes = {arm: ladder.n_tried for arm, ladder in results.ladders.items() if ladder.n_tried < len(LADDER)}
+    yield from _about(
+        "Fewer values could be tried than a ladder has",
+        ((arm, f"{arm} ({n} of {len(LADDER)})") for arm, n in sizes.items()),
+        "The setting takes no others, so the best value is read off a simpler curve.",
+    )
     detail = "Either the arm is broad there, or its best value lies elsewhere: see the figure."
     yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
@@ -148,9 +157,9 @@ def _mixed_pairs(results: Results) -> Iterator[Weakness]:
                 own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))
                 if own and baseline and own != baseline:
                     words = f"{arm} and {other}, {name} {own} and {baseline}"
-                    seeds.setdefault((arm, words), set()).add(seed)
+                    seeds.setdefault((f"{arm} - {other}", words), set()).add(seed)
     yield from _about(
         "Two runs of a pair were made under different conditions",
-        ((arm, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (arm, words), own in seeds.items()),
+        ((pair, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (pair, words), own in seeds.items()),
         "Their difference is partly one of these. To repeat them remove their folders and rows, then call ablate.",
     )
