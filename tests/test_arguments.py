@@ -98,10 +98,22 @@ def test_the_text_to_score_is_read_as_it_is_typed(folder):
         ('prompts=["To be, or not", "x"]', 'prompts=["To be, or not", "x"]'),
         ("data.path='my text.txt'", "data.path='my text.txt'"),
         ("data.path=glob(*)", "data.path=glob(*)"),
+        ("prompts=[f(a,b), x]", "prompts=[f(a,b), x]"),
+        ("head.name=${seed}", "head.name=${seed}"),
     ],
 )
 def test_digits_of_a_name_stay_as_typed_and_what_is_quoted_is_left(typed, quoted):
     assert for_hydra(typed, KINDS) == quoted
+
+
+@pytest.mark.parametrize(
+    "text", ["größe", "f(x)", "§§§", "###", "\n\n", "(end)", "a = b", "[SEP]", "First Citizen:", "~"]
+)
+def test_text_that_hydras_grammar_lacks_arrives_as_typed(text):
+    for key in ("data.separator", "head.name"):
+        assert hydra_reads(for_hydra(f"{key}={text}", KINDS)) == text
+    if text == text.strip("[]\n"):
+        assert hydra_reads(for_hydra(f"prompts=[{text}, x]", KINDS)) == [text, "x"]
 
 
 def test_commas_part_the_texts_of_a_sweep_alone(folder):

@@ -108,7 +108,7 @@ MISTAKES = """
     report run_dir=. output_dir=. -> output_dir
     report rows=absent.csv -> rows=absent.csv: no such file
     ablate my.txt model.d_ff=64 -> head=tied,untied my.txt
-    ablate ablation.overrides=[seed=1] -> ablation.overrides=[seed=1]
+    ablate ablation.overrides=[seed=1] -> error: seed=1: the seeds
     ablate -m seed=1,2 -> -m
     ablate model.dropout=0,0.1 optim.lr=0.1,0.2 -> several settings
     ablate model.dropout=0,0.1 seeds=x -> seeds=x

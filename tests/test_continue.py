@@ -1,5 +1,6 @@
 """`run_dir=RUN` continues a run or shows it, wherever its text lies by then; `init_from=RUN` starts one from it."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,10 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     assert folder.name.endswith(scores["config_hash"][:8])
     assert (scores["steps"], scores["resumed_from"]) == (20, [12])
     assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)
+    assert "is newer" not in caplog.text
+    os.utime("t.txt", (2e9, 2e9))
+    assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores)
+    assert "t.txt: is newer than this result, which is of the text as it was" in caplog.text
     Path("t.txt").unlink()
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
 

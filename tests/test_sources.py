@@ -17,7 +17,7 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.paths import kind_of, listed
+from lm.data.paths import changed_at, kind_of, listed
 from lm.data.sources import open_source, text_size
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -88,6 +88,20 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatc
     assert listed(f"{odd}/d*", "run_dir", folders=True) == [str(odd / "deep")]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
+
+
+def test_a_text_changes_with_its_files_and_with_what_comes_and_goes_in_its_folders(tmp_path):
+    for number, name in enumerate(("a.txt", "sub/b.txt", "sub/c.txt")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+        os.utime(tmp_path / name, (number, number))
+    for folder in (tmp_path / "sub", tmp_path):
+        os.utime(folder, (1, 1))
+    places = [tmp_path, tmp_path / "a.txt", tmp_path / "sub/*.txt"]
+    assert [changed_at(str(place)) for place in places] == [2, 0, 2]
+    (tmp_path / "sub/c.txt").unlink()
+    assert changed_at(str(tmp_path)) > 1e9
+    assert [changed_at(path) for path in ("https://example.org/a.txt", "owner/name", "/none")] == [0, 0, 0]
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path):
@@ -248,8 +262,12 @@ RULES = [  # file, its content, and its texts or what the refusal names
     ("t.csv", "text\n  \n\n\t\n", ["  ", "\t"]),
     ("t.csv", "\ntext,n\n \n a,1\n", [" a"]),
     ("t.csv", '\ufefftext,n,n\r"a\rb ""c""",1,2\r', ['a\rb "c"']),
-    ("t.csv", 'text,n\r\n"a\0\r\n\u2028",1\r\nsaid "b"', "row 1 (line 4)"),
-    ("t.csv", 'n,text\n1,"a\0"\n2,said "b"', ["a\0", 'said "b"']),
+    ("t.csv", 'text,n\r\n"a\x01\r\n\u2028",1\r\nsaid "b"', "row 1 (line 4)"),
+    ("t.csv", 'n,text\n1,"a\x01"\n2,said "b"', ["a\x01", 'said "b"']),
+    ("t.csv", "text\na\0b\n", "data.column=text: row 0 holds a character of zero"),
+    ("t.jsonl", '{"text": "a"}\n{"text": "b\\u0000"}', "data.column=text: row 1 holds a character of zero"),
+    ("t.json", '[{"text": "a"}]'.encode("utf-16"), "save it as UTF-8"),
+    ("t.jsonl", '{"text": "é"}'.encode("latin-1"), "save it as UTF-8"),
     ("t.csv", f"n,text\n1,{'long ' * 50_000}\n", ["long " * 50_000]),
     ("t.tsv", 'id\ttext\n1\t"Well, said\n2\tso did she."\n3\t"Cleo"\n', ['"Well, said', 'so did she."', '"Cleo"']),
     ("t.tsv", "id\ttext\n1\ta\tb\n", "row 0 (line 2): expected 2 cells, found 3; a cell holds no tab"),

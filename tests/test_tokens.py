@@ -68,6 +68,13 @@ def test_text_beyond_the_limit_is_not_read(pairs, limit, block, folder):
     assert sum(source.read[:-1]) < limit
 
 
+@pytest.mark.parametrize("block", [1, 5, 6, 1 << 20])
+def test_a_word_is_counted_wherever_blocks_part_the_text(block, tmp_path, monkeypatch):
+    text = stored(tmp_path, [("name", "</s> a </s></s> </s <</s>")])
+    monkeypatch.setattr(module, "BLOCK", block)
+    assert (text.count(b"</s>"), text.count(b"a"), text.count(b"b")) == (4, 1, 0)
+
+
 def test_the_hash_is_of_sizes_names_and_texts_in_order(folder):
     digest = hashlib.sha256()
     for part in ("é.txt", "text é", "b", "c\n"):
@@ -259,6 +266,21 @@ def test_a_changed_text_is_read_again_also_of_the_size_and_the_times_of_before(s
     data = prepare(source, BYTE)
     assert data.hash != before
     assert "".join(itertools.chain(*documents(data))) == path.read_text()
+
+
+def test_bytes_that_are_read_in_another_way_are_another_text(source, tmp_path):
+    """An ending decides how a table is parted and whether a file is compressed."""
+    content = "text\n" + '"a ""b"" c"\n' * 40
+    hashes = set()
+    for name in ("t.csv", "t.tsv"):
+        (tmp_path / name).write_text(content)
+        hashes |= {prepare(replace(source, source="csv", path=f"{tmp_path}/{name}"), BYTE).hash}
+    assert len(hashes) == 2
+    for name in ("plain.txt", "named.txt.gz"):
+        shutil.copy(source.path, tmp_path / name)
+    prepare(replace(source, path=f"{tmp_path}/plain.txt"), BYTE)
+    with pytest.raises(UserError, match="gzip"):
+        prepare(replace(source, path=f"{tmp_path}/named.txt.gz"), BYTE)
 
 
 def test_what_lies_beyond_max_bytes_is_not_looked_at(source, reads, monkeypatch):

@@ -347,8 +347,10 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
         for limit in limits or [whole]:
             size = min(whole, limit)
             if size < MIN_BYTES:
-                advice = "experiment=none tokenizer=char trains on it all the same"
-                raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more; {advice}")
+                is_enough = size > MIN_BYTES / 3  # for one window of characters, which may have three bytes each
+                advice = "; experiment=none tokenizer=char trains on it all the same" if is_enough else ""
+                has = f"has {size:,} byte{'s' * (size != 1)}"
+                raise UserError(f"data.path={path}: {has}, expected {MIN_BYTES:,} or more{advice}")
             recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
             notes[expanded(path, "data.path")] = f"{path} ({_in_words(size)}): experiment={recipe_of(size)}"
     if len({*recipes.values()}) > 1:
@@ -371,10 +373,11 @@ def _in_words(size: float) -> str:
 
 # --- text in Hydra's grammar
 
-# Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
-# A path below the home folder begins with a character that Hydra's grammar lacks.
 FUNCTION = re.compile(r"(choice|glob|range)\(")  # of Hydra's grammar
-ODD_TEXT = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?|~.*", re.IGNORECASE)
+# Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
+NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
+# Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end.
+UNQUOTED = re.compile(r"(?!\s)[\w /\\+.$%*@?|:{}-]*(?<!\s)", re.ASCII)
 
 
 def quoted(text: str) -> str:
@@ -388,10 +391,12 @@ def quoted(text: str) -> str:
 
 
 def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
-    """Return an override as Hydra reads it: a path is quoted, and text of digits.
+    """Return an override as Hydra reads it: a path is quoted, text of digits, and text that its grammar lacks.
 
     >>> for_hydra("data.path=a (1).txt", {"data.path": str}), for_hydra("seed=1", {"seed": int})
     ("data.path='a (1).txt'", 'seed=1')
+    >>> for_hydra("prompts=[Größe, f(x)]", {"prompts": list[str]})
+    "prompts=['Größe','f(x)']"
     """
     key, equals, value = override.partition("=")
     parts = {kinds.get(key.lstrip("+")), *get_args(kinds.get(key.lstrip("+")))}
@@ -401,11 +406,18 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
         if re.search(r"""['"\\]""", value):  # a comma in quotes parts nothing
             return override
         elements = [element.strip() for element in value[1:-1].split(",")]
-        return f"{key}=[{','.join(quoted(e) if ODD_TEXT.fullmatch(e) else e for e in elements)}]"
+        if any(e.count(left) != e.count(right) for e in elements for left, right in ("()", "[]", "{}")):
+            return override  # a comma in brackets parts nothing
+        return f"{key}=[{','.join(quoted(e) if _needs_quotes(e) else e for e in elements)}]"
     values = values_of(override) if is_sweep else [value]
-    is_path = key.lstrip("+") in PATHS and value != "null" and not FUNCTION.match(value)
-    shown = [quoted(v) if is_path or ODD_TEXT.fullmatch(v) else v for v in values]
-    return f"{key}={','.join(shown)}"
+    if FUNCTION.match(value):
+        return override
+    is_path = key.lstrip("+") in PATHS and value != "null"
+    return f"{key}={','.join(quoted(v) if is_path or _needs_quotes(v) else v for v in values)}"
+
+
+def _needs_quotes(text: str) -> bool:
+    return bool(NUMBER.fullmatch(text)) or not UNQUOTED.fullmatch(text)
 
 
 def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str, str]]:

@@ -71,6 +71,15 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
     return {file.relative_to(root).as_posix(): file for file in files}
 
 
+def changed_at(path: str) -> float:
+    """Return when a file of a path, or a folder that holds one, changed last; 0 if the path leads to no file here."""
+    with suppress(OSError, UserError):
+        files = [*local_files(path).values()] if not is_url(path) else []
+        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(path)}
+        return max((place.stat().st_mtime for place in (*files, *folders)), default=0.0)
+    return 0.0
+
+
 def _walk(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root, onerror=raise_error):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

@@ -117,16 +117,16 @@ def warn_of_other_formats(sources: Iterable[Source]) -> None:
 
 
 def state_of(files: Names, limit: float = inf) -> str:
-    """Return a digest of names and contents: of a compressed file all, else at most `limit` bytes of each."""
+    """Return a digest of names, compressions and contents: of a compressed file all, else at most `limit` bytes."""
     states = []
     for name, file in files.items():
-        digest, n_read = xxhash.xxh3_128(), 0
-        most = inf if file.suffix.lower() in COMPRESSED else limit
+        digest, n_read, compression = xxhash.xxh3_128(), 0, COMPRESSED.get(file.suffix.lower(), "")
+        most = inf if compression else limit
         with open(file, "rb", buffering=0) as content:
             while n_read < most and (block := content.read(BLOCK)):
                 digest.update(block)
                 n_read += len(block)
-        states.append([name, digest.hexdigest()])
+        states.append([name, compression, digest.hexdigest()])
     return json_sha256(states)
 
 

@@ -29,7 +29,8 @@ class Table:
         self.config, self.place, self.files = config, place, files
 
     def state(self) -> str:
-        return state_of({str(number): file for number, file in enumerate(self.files.values())})
+        files = enumerate(self.files.values())
+        return state_of({f"{number}{ending(file)}": file for number, file in files})  # an ending decides how to read
 
     def documents(self, max_bytes: int | None) -> Documents:
         kind, column = self.config.source, self.config.column
@@ -50,6 +51,8 @@ def documents_of(cells: Iterable[Any], config: DataConfig) -> Documents:
             raise UserError(f"{place} {cell!s:.40}, not a string")
         try:
             text = cell.decode() if isinstance(cell, bytes) else cell or ""
+            if "\0" in text:  # it would stand between two documents for the n-gram model
+                raise UserError(f"{place} a character of zero")
             line_end = "\n" if config.rows == "lines" and text and not text.endswith("\n") else ""
             yield f"row {number}", [(text + line_end).encode()]
         except UnicodeDecodeError as error:
@@ -83,10 +86,11 @@ def _json_rows(file: Path | str, column: str) -> Rows:
     """Yield the objects of a list, or the object in each line (JSON Lines)."""
     with open_anywhere(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
+        lines = io.TextIOWrapper(content, "utf-8-sig", newline="\n")
         if is_list:
-            yield from json.load(content, object_pairs_hook=_object)
+            yield from json.load(lines, object_pairs_hook=_object)
             return
-        for number, line in enumerate(content, 1):
+        for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
                     yield json.loads(line, object_pairs_hook=_object)
