@@ -215,6 +215,14 @@ def test_a_folder_gives_equal_logits_and_its_export_is_the_same(name, tmp_path):
     assert (again.config, again.head_config, again.vocab_size) == (net.config, net.head_config, 300)
 
 
+def test_the_masks_that_old_versions_saved_with_gpt2_are_left_out(published, tmp_path):
+    folder = Path(shutil.copytree(published("GPT-2"), tmp_path / "published"))
+    path, mask = folder / "model.safetensors", {"transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}
+    before, _ = load_model(folder)
+    save_file(load_file(path) | mask, path, {"format": "pt"})
+    assert_same_model(before, load_model(folder)[0])
+
+
 def test_another_name_of_an_activation_is_of_the_same_function():
     from transformers.activations import ACT2FN
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TEXT, TINY_RUN
@@ -88,6 +90,28 @@ def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen():
     for wrong in ([BYTE.vocab_size], [-1]):
         with pytest.raises(UserError, match=r"^forced"):
             next(continuations([byte], PROMPT, 6, GREEDY, wrong))
+
+
+def test_of_half_a_character_and_of_a_letter_another_model_reads_what_it_can():
+    """The other model takes whole characters alone. A letter that it lacks is left out and named, as by generate."""
+    byte, char = loaded("a"), loaded("c", CHAR)
+    half = [row for row in continuations([byte, char], "f", 3, GREEDY, BYTE.encode("ré")[:2]) if row["model"] == 1]
+    whole = [*continuations([char], "fr", 3, GREEDY)]
+    assert [row["text"] for row in half] == ["r", *(row["text"] for row in whole)]
+    note, *rows = continuations([char], "f~r", 3, GREEDY)
+    assert "'~'" in note["note"]
+    assert [row["text"] for row in rows] == [row["text"] for row in whole]
+
+
+def test_the_bytes_of_passages_are_those_of_the_validation_text():
+    """A passage may end inside of a character."""
+    text = "日本語の文。" * 200
+    ids = np.array([BYTE.begin, *BYTE.encode(text)], np.uint16)
+    model = loaded("a")
+    model.text = SimpleNamespace(val=ids)
+    n = scored_text([model], "")["n_passages"]
+    assert n > 2
+    assert sum(scored_text([model], "", passage)["n_bytes"] for passage in range(n)) == len(text.encode())
 
 
 def test_candidates_have_the_shares_that_sampling_draws_from():
@@ -232,7 +256,7 @@ REFUSED = r"""
     400 POST /prompt | {} | {"runs": ["tied", "tied", "tied"]} -> runs
     400 POST /prompt | {} | {"runs": ["../runs/tied"]} -> tied
     400 POST /prompt | {} | {"runs": ["young"]} -> young
-    400 POST /prompt | {} | {"runs": ["char"], "prompt": "\u6f22"} -> 漢
+    400 POST /attention | {} | {"runs": ["char"], "text": "\u6f22"} -> 漢
     400 POST /prompt | {} | {"runs": ["tied"], "colour": 1} -> colour
     400 POST /prompt | {} | {"runs": ["tied"], "seed": true} -> seed
     400 POST /prompt | {} | {"runs": ["tied"], "seed": -1} -> seed

@@ -132,7 +132,9 @@ def test_conditions_and_order(folder):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("where=val_loss", "where=val_loss: KeyError: "),
+        ("where=val_loss", "where=val_loss: expected a condition"),
+        ("where=seed", "where=seed: expected a condition"),
+        ("where=seed=0", "where=seed=0: expected a condition"),
         ("where=val_loss<low", "where=val_loss<low: UndefinedVariableError: name 'low' is not defined$"),
         ("where=val_loss <", "where=val_loss <: SyntaxError: "),
         ("sort=-loss", r"sort=-loss: .*did you mean val_loss\?"),

@@ -286,6 +286,7 @@ NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with t
     "add_cross_attention": False,
     "quantization_config": None,
 }
+MASKS = (".attn.bias", ".attn.masked_bias")  # constants that versions of transformers before 4.30 saved with GPT-2
 UNTIED = HeadConfig(name="untied_from_embedding", kind="untied_from_embedding", head_lr_multiplier=1.0)
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -360,6 +361,8 @@ def _read(folder: Path, transformers: Any) -> tuple[Transformer, Tokenizer]:
     )
     for kind in ("missing", "unexpected", "mismatched"):
         for key in sorted(report[f"{kind}_keys"], key=str):
+            if architecture.is_gpt2 and str(key).endswith(MASKS):
+                continue
             raise UserError(f"{kind} tensor {key if isinstance(key, str) else key[0]}; see config.json")
     if config.tie_word_embeddings != (model.get_input_embeddings().weight is model.get_output_embeddings().weight):
         raise UserError("lm_head.weight differs from the embedding, but tie_word_embeddings is true")
@@ -417,7 +420,7 @@ def _own_weights(net: Transformer, weights: Weights, architecture: Architecture)
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder. Raises UserError for one that transformers would read otherwise."""
+    """Return the tokenizer of tokenizer.json. Raises UserError if other files add tokens to it in transformers."""
     names = _json_of(folder / TOKENIZER_CONFIG)
     eos = names.get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm.data.batches import IGNORED
+from lm.data.tokenizer import Tokenizer
 from lm.decoding import Sampling, decode, window_start
 from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, same_tokenizer, token_texts
@@ -25,6 +26,7 @@ MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
 PASSAGE = 1024  # tokens of the validation text that are shown at a time
 CANDIDATES = 5
+BEFORE = 8  # tokens before a passage, which may hold the beginning of its first character
 
 
 # --- the prompt
@@ -60,10 +62,17 @@ def continuations(
     vocab_size = models[of].tokenizer.vocab_size
     if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
         raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
-    prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
+    known = [model.tokenizer.without_unknown(prompt) for model in models]
+    prompts = [[m.tokenizer.begin, *m.tokenizer.encode(text)] for m, text in zip(models, known, strict=True)]
     # Of the last character of the forced tokens a model with another tokenizer takes all or nothing.
     text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
-    own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
+    own = [
+        forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(model.tokenizer.without_unknown(text))
+        for model in models
+    ]
+    for i, text in enumerate(known):
+        if unknown := "".join(dict.fromkeys(c for c in prompt if c not in text)):
+            yield {"model": i, "note": f"The model does not know {unknown!r}: the prompt is continued without."}
     streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
         for i in [*streams]:
@@ -135,7 +144,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The token that only
     begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no difference.
     """
-    first, n_passages = models[0], 0
+    first, n_passages, n_bytes = models[0], 0, len(text.encode())
     require(same_tokenizer(models), f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
     if text:
         ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
@@ -144,12 +153,15 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         validation, length = first.text.val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
-        ids = validation[passage * length : (passage + 1) * length + 1].tolist()
+        begin = passage * length + 1
+        ids = validation[begin - 1 : begin + length].tolist()
+        before = validation[max(begin - BEFORE, 0) : begin].tolist()
+        n_bytes = _bytes_of(first.tokenizer, before + ids[1:]) - _bytes_of(first.tokenizer, before)
     pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:], after=ids[:1])]
     losses = [token_losses(model, ids) for model in models]
     return {
         "n_passages": n_passages,
-        "n_bytes": sum(len(piece.encode()) for piece in pieces),
+        "n_bytes": n_bytes,
         "tokens": [
             {
                 "text": piece,
@@ -160,6 +172,11 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
             if token != first.tokenizer.unscored
         ],
     }
+
+
+def _bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Return the bytes of the text of some tokens, without a character that they only begin."""
+    return len(tokenizer.decode(ids).rstrip("\ufffd").encode())
 
 
 # --- attention

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lm.errors import UserError
+from lm.errors import UserError, require
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
@@ -26,9 +26,9 @@ WIDTH = 32  # of a cell; a hash says enough in a quarter of it
 
 
 def where(runs: Sequence[FoundRun], query: str | None) -> list[FoundRun]:
-    """Return the runs that meet a query of pandas over their settings and results, whose names have _ for each dot.
+    """Return the runs that meet a condition of pandas over their settings and results, whose names have _ for each dot.
 
-    Raises UserError with what pandas says of the query.
+    Raises UserError with what pandas says of the condition.
     """
     if query is None:
         return list(runs)
@@ -39,9 +39,12 @@ def where(runs: Sequence[FoundRun], query: str | None) -> list[FoundRun]:
     scores = [name.replace(".", "_") for name in RESULTS]
     frame[scores] = frame[scores].astype(float)  # unfinished runs have none
     try:
-        return [runs[i] for i in frame.query(query, engine="python").index]
+        meets = frame.eval(query, engine="python")
     except Exception as error:  # pandas raises what Python's parser and operators raise, among others
         raise UserError(f"where={query}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    is_condition = isinstance(meets, pd.Series) and pd.api.types.is_bool_dtype(meets) and len(meets) == len(runs)
+    require(is_condition, f"where={query}", "a condition, as in 'val_loss < 2' or 'seed == 0'")
+    return [run for run, is_met in zip(runs, meets, strict=True) if is_met]
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:

@@ -24,6 +24,7 @@ async function continuePrompt(form) {
     for await (const row of streamed("/prompt", asked, own.signal)) {
       if (row.error) throw new Error(row.error);
       if ("end" in row) endSteps(view, row.end);
+      else if (row.note) view.boxes[row.model].before(el("p", { className: "soft" }, row.note));
       else addStep(view, row);
     }
   } finally {
@@ -96,7 +97,8 @@ function candidateList(view, row) {
   };
   const color = colorOf(view.names[row.model]);
   const facts = `token ${row.index + 1}: ${quoted(row.label)}, rank ${row.rank}, lead ${fixed(row.lead, 2)}; `;
-  const link = el("button", { type: "button", className: "link", onclick: look }, "attention of this token");
+  const isWhole = row.text && !row.text.includes("\ufffd"); // else its text would be encoded as other tokens
+  const link = isWhole ? el("button", { type: "button", className: "link", onclick: look }, "attention of this token") : "";
   const options = { color, sampled: view.asked.temperature > 0, pick, back: () => view.chosen?.span.focus() };
   const head = el("p", { className: "soft" }, facts, link);
   return el("div", {}, heading(view.names[row.model]), head, candidateBars(row, options));
