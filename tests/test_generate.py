@@ -57,6 +57,9 @@ def test_a_prompt_may_be_empty_and_is_continued_without_characters_that_the_mode
     net = sensitive(CHAR.vocab_size)
     assert generate(net, CHAR, "a~b", 9) == generate(net, CHAR, "ab", 9) == "".join(stream(net, CHAR, "~ab~", 9))
     assert (generate(net, CHAR, [], 9), generate(net, CHAR, ["a", ""], 0)) == ([], ["", ""])
+    for tokenizer in (CHAR, BYTE):
+        with pytest.raises(UserError, match="half of a character"):
+            tokenizer.without_unknown("a é \ud800")
 
 
 @pytest.mark.parametrize(("temperature", "ends"), [(0.0, ""), (1.0, ""), (0.0, "a")])

@@ -260,7 +260,7 @@ REFUSED = r"""
     400 POST /prompt | {} | {"runs": ["tied"], "colour": 1} -> colour
     400 POST /prompt | {} | {"runs": ["tied"], "seed": true} -> seed
     400 POST /prompt | {} | {"runs": ["tied"], "seed": -1} -> seed
-    400 POST /prompt | {} | {"runs": ["tied"], "prompt": "a\ud800"} -> '\ud800'
+    400 POST /prompt | {} | {"runs": ["char"], "prompt": "a\ud800"} -> '\ud800'
     400 POST /prompt | {} | {"runs": ["tied"], "max_new_tokens": 1e9} -> max_new_tokens
     400 POST /prompt | {} | {"runs": ["tied"], "max_new_tokens": 10000} -> max_new_tokens
     400 POST /prompt | {} | {"runs": ["tied"], "temperature": Infinity} -> temperature

@@ -31,6 +31,7 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
 MAX_WORD = 512  # characters of a word that BPE is trained on
+HALF = re.compile("[\ud800-\udfff]")  # half of a character
 SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
 SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and bytes of a stretch
@@ -113,7 +114,7 @@ class Tokenizer:
         try:
             return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises bare Exception
-            if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
+            if surrogate := HALF.search("".join(texts)):
                 raise UserError(f"a text has {surrogate[0]!r}, half of a character; expected UTF-8") from error
             vocabulary = self.backend.get_vocab()
             missing = next((c for text in texts for c in text if c not in vocabulary), None)
@@ -125,14 +126,17 @@ class Tokenizer:
             ) from error
 
     def without_unknown(self, prompt: str) -> str:
-        """Return a prompt without the characters that the vocabulary lacks. Warn of these characters once."""
+        """Return a prompt without the characters that the vocabulary lacks. Warn of these characters once.
+
+        Raises UserError for half of a character.
+        """
         try:
             self.encode(prompt)
             return prompt
         except UserError:
             vocabulary = self.backend.get_vocab()
             unknown = "".join(dict.fromkeys(c for c in prompt if c not in vocabulary))
-            if not unknown:
+            if not unknown or HALF.search(prompt):
                 raise
             characters = " ".join(map(repr, unknown))
             _warn_once("the model does not know %s: the prompt is continued without", characters)
