@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig
+from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, foreign_classes
 from lm.config import HEADS as KINDS
+from lm.model import Transformer, size
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
@@ -88,6 +89,23 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     "samples": [],
     "copied": 0.0,
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_counted_once() -> Iterator[None]:
+    """FLOPs are a pure function of the configuration, but for classes of a test's own. Counting takes a while."""
+    counted: dict[str, int] = {}
+
+    def count(net: Transformer, device: str) -> int:
+        model = repr((net.config, net.head_config, net.vocab_size, net.seq_len, device))
+        if model not in counted or foreign_classes(net.config):
+            counted[model] = count_flops(net, device)
+        return counted[model]
+
+    count_flops = size._count_flops
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(size, "_count_flops", count)
+        yield
 
 
 def some(cases: Iterable[Any], every: int) -> list[Any]:

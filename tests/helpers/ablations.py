@@ -2,16 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from lm.config import RunConfig
 from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, compose_seeds, with_folds
@@ -20,7 +18,6 @@ from lm.lab.ablation.folder import REPORTED, Failure
 from lm.lab.ablation.plan import Plan, RunSpec, Step
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
-from lm.model import Transformer, size
 from tests.helpers.ablation_folder import question, write_result
 from tests.helpers.runs import composed
 
@@ -57,9 +54,9 @@ class Lab:
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
         options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, report=report, workers=2, **options)
-        runs = compose_arms(ablation, list(typed), _compose)
+        runs = compose_arms(ablation, list(typed), lambda overrides: composed(*overrides))
         config.ablation = with_folds(ablation, runs)
-        seeded = compose_seeds(ablation, list(typed), runs, _compose)
+        seeded = compose_seeds(ablation, list(typed), runs, lambda overrides: composed(*overrides))
 
         def on_plan(plan: Plan, step: Step, results: Results) -> None:
             self.plans.append(plan)
@@ -84,30 +81,8 @@ class Lab:
         return {path.parent.name: path.stat().st_mtime_ns for path in paths}
 
 
-def _compose(overrides: Sequence[str]) -> RunConfig:
-    if any(override.startswith("init_from=") for override in overrides):
-        return composed(*overrides)
-    places = dict(word.removeprefix("data.").split("=", 1) for word in overrides if word.startswith(PLACES))
-    run = _composed_once(*("data.path=text" if word.startswith(PLACES) else word for word in overrides))
-    return replace(run, data=replace(run.data, **places))
-
-
-PLACES = ("data.path=", "data.cache_dir=")  # in which alone the questions of several tests differ
-_composed_once = cache(composed)  # it takes half a second
-COUNTED: dict[str, int] = {}
-
-
 def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of each arm is timed once, and the FLOPs of models that are alike are counted once."""
-
-    def count(net: Transformer, device: str) -> int:
-        model = repr((net.config, net.head_config, net.vocab_size, net.seq_len))
-        if model not in COUNTED:
-            COUNTED[model] = count_flops(net, device)
-        return COUNTED[model]
-
-    count_flops = size._count_flops
-    monkeypatch.setattr(size, "_count_flops", count)
+    """A step of each arm is timed once."""
     monkeypatch.setattr(arms, "ROUNDS", 1)
 
 

@@ -6,8 +6,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,24 @@ def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 def composed(*overrides: str) -> RunConfig:
     """Return the configuration of train with these words; with run_dir=RUN alone that of the run there."""
+    places = {word.partition("=")[0]: word.partition("=")[2] for word in overrides if word.startswith(PLACES)}
+    continues = "run_dir" in places and Path(places["run_dir"]).exists()
+    continues |= any(word.startswith("init_from=") for word in overrides)
+    if continues or "data.path" not in places or "$" in "".join(places.values()):
+        return _composed(*overrides)
+    run = _composed_once(*(word for word in overrides if not word.startswith(PLACES)), "data.path=text")
+    own = {key: value for key, value in places.items() if key == "run_dir"}
+    data = {key.removeprefix("data."): value for key, value in places.items() if key != "run_dir"}
+    return replace(deepcopy(run), data=replace(run.data, **data), **own)
+
+
+def _composed(*overrides: str) -> RunConfig:
     kinds = kinds_of(RunConfig)
     return compose("train", [for_hydra(word, kinds) for word in overrides], RunConfig)
+
+
+PLACES = ("data.path=", "data.cache_dir=", "run_dir=")  # in which alone many runs of tests differ
+_composed_once = cache(_composed)  # it takes a quarter of a second
 
 
 # --- the files of a run
