@@ -159,9 +159,9 @@ def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
 def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
     found = read_results(make(tmp_path, report=False, seeds=[0, 1, 2], tuned=True))
     found.record.question.seeds, found.record.question.looks = [0, 1, 2, 3, 4], [3, 5]
-    found.record.arms["tied"].scored_tokens = [10, 20, 30, 40, 50]
+    found.record.arms["tied"].scored_tokens = [10, 11, 12, 13, 14]
     basis = describe(found, told := report_warnings(found))["basis"]
-    assert (basis["seeds"].split(";")[0], "10 to 30 tokens, 60 in all" in basis["validation text"]) == (
+    assert (basis["seeds"].split(";")[0], "10 to 12 tokens, 33 in all" in basis["validation text"]) == (
         "3 for each arm",
         True,
     )
@@ -223,6 +223,10 @@ def untuned(found):
     found.record.arms["tied"].is_tuned = False
 
 
+def with_texts_of(*sizes):
+    return lambda found: setattr(found.record.arms["tied"], "scored_tokens", [*sizes])
+
+
 def without_the_largest_value(found):
     found.runs = found.runs[(found.runs.arm != "untied") | (found.runs.factor < 1.9)]
 
@@ -232,6 +236,7 @@ WARNINGS = [
     (of_seeds(4), "There are only 4 seeds"),
     (scored(lambda i, doubled: 3.5 - 0.05 * doubled), "The best value is an end of the ladder: untied (upper end)."),
     (scored(lambda i, _: 3.5 + i * 37 % 11 / 1000), "No difference shows between the values of a ladder: untied."),
+    (with_texts_of(900, 1_801), "The validation texts of the pairs have 900 to 1,801 tokens."),
     (without_the_largest_value, "Fewer values could be tried than a ladder has: untied (4 of 5)."),
     (untuned, "One arm is tuned and the other is not: untied and tied"),
     (with_threads("untied"), "Two runs of a pair"),

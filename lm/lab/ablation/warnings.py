@@ -11,6 +11,7 @@ from lm.lab.ablation.tuning import LADDER
 from lm.system.terminal import to_override_value
 
 FEW_SEEDS = 5  # with fewer, the standard deviation is a rough estimate
+UNEVEN = 2  # times as many tokens in one validation text as in another
 FLAT = 0.05  # p of the F test that the values of a ladder do not differ
 CONDITIONS = {key: key for key in ("device", "cpu", "threads", "precision", "python", "torch")}
 CONDITIONS |= {"cpu": "CPU", "python": "Python"}
@@ -86,6 +87,12 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     best = [name for name, arm in record.arms.items() if arm.settings.get("checkpoint.best")]
     detail = "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show."
     yield from _about("The scored model is chosen by the text that scores it", zip(best, best, strict=True), detail)
+    sizes = record.arms[record.question.baseline].scored_tokens
+    if len(sizes) > 1 and max(sizes) > UNEVEN * min(sizes):
+        yield Weakness(
+            f"The validation texts of the pairs have {min(sizes):,} to {max(sizes):,} tokens.",
+            "The text has few documents, so its parts are uneven. A pair with a short text counts as much as others.",
+        )
     yield from _about(
         "Tokens have more context in one arm than in the other",
         _unequal_contexts(record),
