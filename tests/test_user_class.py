@@ -17,6 +17,7 @@ from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.user_class import check_classes, import_class
+from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, random_tokens
 
@@ -102,6 +103,16 @@ def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
             assert "blocks.0" not in name or not torch.equal(value, first[name.replace("blocks.0", "blocks.1")])
         if name in plain and "_proj" not in name:
             assert torch.equal(value, plain[name])
+
+
+def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
+    """Buffers too, which a class may have changed during training."""
+    old, new = net_of(), net_of(seed=1)
+    with torch.no_grad():
+        for tensor in (*old.parameters(), *old.buffers()):
+            tensor.add_(0.1)
+    copy_weights(new, old)
+    assert all(torch.equal(value, new.state_dict()[name]) for name, value in old.state_dict().items())
 
 
 def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):

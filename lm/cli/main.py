@@ -164,7 +164,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         less = "data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less memory: {less}", 1
     if "returned nan values" in text:  # trainer.detect_anomaly has shown where
-        return f"{first_line.rstrip('.')}; choose a lower optim.lr", 2
+        return f"{first_line.rstrip('.')}; choose a lower optim.lr_scale, the factor of all learning rates", 2
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
         return f"compile=true: {first_line}; compile=false needs no compiler", 2
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):

@@ -88,6 +88,9 @@ def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None)
                 f"data.seq_len={len(new)}: the loaded model has {len(old)} learned positions; choose that or less"
             )
         new.copy_(old[: len(new)] if new.ndim else old)
+    for name, buffer in net.position.named_buffers():
+        if buffer.shape == (old := loaded.position.get_buffer(name)).shape:  # else it depends on seq_len
+            buffer.copy_(old)
     convert_head(net.embed, net.head, loaded.embed, loaded.head, rule)
 
 

@@ -168,8 +168,8 @@ class Engine:
 
 def check_finite(run: RunConfig, message: str, *values: float) -> None:
     if not all(map(math.isfinite, values)):
-        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
-        raise Diverged(f"{message}: {advice}")
+        advice = f"optim.lr_scale={run.optim.lr_scale / 4:g} divides all learning rates by four"
+        raise Diverged(f"{message}; {advice}")
 
 
 def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData, stack: ExitStack) -> Engine:
