@@ -253,6 +253,13 @@ def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tm
         (["a\x1bb"], "Once upon a time"),
     ):
         assert shlex.split(commands(prompts, "my.txt")[0])[-2].removeprefix("prompt=") == pasted
+    own = {
+        "data": {"source": "text", "path": "t"},
+        "init_from": None,
+        "model": {"ffn": "mine.ReGLU", "norm": "rmsnorm"},
+    }
+    for line in [*train.next_commands(tmp_path, {"samples": []}, own)][:2]:
+        assert shlex.split(line)[-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
     for path, is_shown in (("my.txt", True), ("https://me:pw@h/a.txt?sig=x", False)):
         assert any(path in line for line in commands([], path)) == is_shown
 

@@ -79,6 +79,11 @@ def test_lost_rows_are_counted_among_the_rows_of_their_arm(rows_of):
     assert "b diverged at 5 of 8 seeds" in rows_table(judged(lost, None, None, False), None)
 
 
+def test_few_pairs_are_told_by_their_number(rows_of):
+    lost = rows_of(ROWS + "a,3,nan\nb,3,1\n")
+    assert "There are only 3 seeds." in rows_table(judged(lost, None, None, False), None)
+
+
 def test_rows_without_a_pair_are_left_out_and_told(rows_of):
     lost = rows_of(ROWS + "a,7,1\na,8,2\nb,3,1.5\nc,0,2.0\nc,1,2.2\n")
     table = rows_table(judged(lost, "a", None, False), None)

@@ -164,7 +164,7 @@ def test_a_class_is_given_by_its_path_or_itself_and_may_have_another_name():
     """Nothing is imported: the module `this` would print a text."""
     config = tiny(linear="this.Part", norm="torch.nn.RMSNorm")
     for classes in ((), ["this.Part"], [nn.RMSNorm], ["torch.nn.Linear", nn.Linear]):
-        with pytest.raises(UserError, match=r"classes=\[this\.Part,torch\.nn\.RMSNorm\] imports it"):
+        with pytest.raises(UserError, match=r"classes=\[this\.Part,torch\.nn\.RMSNorm\]' imports it"):
             check_classes(config, classes)
     check_classes(config, ["this.Part", nn.RMSNorm])
     assert "this" not in sys.modules

@@ -24,7 +24,7 @@ from lm.cli import command_line
 from lm.cli.arguments import CONFIGS, hydra_words, key_of, kinds_of
 from lm.cli.compose import explaining, register, to_dataclass, typed_overrides
 from lm.cli.main import configure_messages, report_error
-from lm.config import RunConfig
+from lm.config import CLASSES, RunConfig, flat
 from lm.data.ngram import ngram_figure
 from lm.data.paths import check_paths
 from lm.errors import UserError, without_secrets
@@ -171,10 +171,13 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
     run = [] if newest_run(Path("runs")) == path else [str(path)]
+    settings = flat(dict(config))
+    classes = [settings[key] for key, built_in in CLASSES.items() if settings.get(key) not in (None, *built_in)]
+    consent = [f"classes=[{','.join(classes)}]"] if classes else []  # to import the user's classes
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
-    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
-    yield command_line("look", *run)
+    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *consent)
+    yield command_line("look", *run, *consent)
     text = config["data"]["path"] or ""
     is_public = without_secrets(text) == text
     if config["data"]["source"] in ("stdlib", "text") and not config["init_from"] and is_public:

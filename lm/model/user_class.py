@@ -50,7 +50,7 @@ def check_classes(config: ModelConfig, classes: Sequence[type | str]) -> None:
     if any(not _is_among(path, classes) for path in named.values()):
         what = ", ".join(f"{key}={path}" for key, path in named.items())
         wanted = ",".join(dict.fromkeys(named.values()))
-        raise UserError(f"{what}: is code of the model's author; classes=[{wanted}] imports it, if you trust it")
+        raise UserError(f"{what}: is code of the model's author; 'classes=[{wanted}]' imports it, if you trust it")
 
 
 def _is_among(path: str, classes: Sequence[type | str]) -> bool:

@@ -52,7 +52,8 @@ INTRODUCTION = """\
 
 Every setting of every command, with its type and its default. `python -m tests.helpers.configuration` writes this page
 from the dataclasses in `lm/config.py`, so it says what the program accepts. `--help` prints the same about one command.
-`python scripts/train.py --cfg job` prints the values that choices such as `head=untied` set.
+`python scripts/train.py --cfg job` prints the values that choices such as `head=untied` set. `eval "$(lm-lab -sc
+install=bash)"` lets bash complete commands and settings.
 
 A setting is given as `key=value`. `null` means that there is no value. Write a list as `[a,b]` and a mapping as
 `{key: value}`, in quotes for the shell. A setting without a default is required.

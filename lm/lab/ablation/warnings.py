@@ -62,12 +62,13 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness(f"{counts['done']} of {total} runs are done.", "Verdicts can still change.")
     if counts["failed"]:
         yield Weakness(f"{counts['failed']} of {total} runs have failed.", "The same command makes them again.")
-    n = results.n_seeds
+    asked = results.asked()
+    most = max((row.n_seeds for row in asked), default=0)  # pairs, of which lost runs leave fewer than seeds
+    n = results.n_seeds if counts["missing"] or not most else most
     if n < FEW_SEEDS:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
         yield Weakness(words, f"The standard deviation of so few differences is a rough estimate.{needed}")
-    asked = results.asked()
     few = [row for row in asked if row.n_seeds < min(n, FEW_SEEDS)]
     pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few if not counts["missing"])
     yield from _about("Some comparisons have fewer seeds", pairs, "The seeds that an arm lacks may favour it.")
