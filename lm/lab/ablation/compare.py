@@ -61,6 +61,7 @@ def compare(
     from lm.lab.ablation.ablate import ablate
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
+    require(isinstance(tune, bool), f"tune={tune!r}", "True or False")
     kinds = kinds_of(RunConfig)
     words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
     recipe, _ = recipe_for([*words, change])

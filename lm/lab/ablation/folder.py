@@ -228,6 +228,7 @@ class Outcome(NamedTuple):
     result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
     row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
     kind: str = ""  # of a failure whose process has ended: a value of Failure
+    is_damaged: bool = False  # whether the run has a result that cannot be read
 
 
 class RunFiles:
@@ -250,7 +251,8 @@ class RunFiles:
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
         except UserError as error:
-            return Outcome("failed", str(error))
+            advice = "remove the folder of the run, and the same command makes the run again"
+            return Outcome("failed", f"{error}; {advice}", is_damaged=True)
 
     def place(self) -> dict[str, str]:
         """Return the host and the executor that made the run; empty if they are not known."""
@@ -297,14 +299,18 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with reading(folder / "results.csv"):
-            path = folder / "results.csv"
-            self.rows = {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
+        path = folder / "results.csv"
+        try:
+            with reading(path):
+                self.rows = {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
+        except UserError as error:
+            raise UserError(f"{error}; without this file, the runs that have a folder are read from there") from error
 
     def outcome(self, run_dir: str) -> Outcome:
-        """Return done, diverged, failed or missing, by the run's folder, else by its row."""
+        """Return done, diverged, failed or missing, by the run's folder, else by its row, as of a damaged folder."""
         outcome = RunFiles(self.folder / run_dir).read()
-        if outcome.status != "missing" or (self.folder / run_dir).exists() or run_dir not in self.rows:
+        is_gone = outcome.status == "missing" and not (self.folder / run_dir).exists()
+        if run_dir not in self.rows or not (is_gone or outcome.is_damaged):
             return outcome
         row = self.rows[run_dir]
         with reading(self.folder / "results.csv"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lm.config import RunConfig, config_hash
+from lm.config import RunConfig, config_hash, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.lab.ablation.arms import Arm, Arms, build_arms, change
@@ -276,9 +276,11 @@ def _check_code(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
     }
     n = sum(run.arm in changed and reader.outcome(run.run_dir).status in ENDED for run in before.runs)
     if n:
+        own = {path for name in changed for path in foreign_classes(arms[name].run.model).values()}
+        cure = f"undo the change of {', '.join(sorted(own))}" if own else "install the version of lm that made them"
         raise UserError(
             f"output_dir={reader.folder}: holds {n} finished run{'s' * (n > 1)} of other code "
-            f"({', '.join(sorted(changed))}); name another output_dir=DIR, or install the version of lm that made them"
+            f"({', '.join(sorted(changed))}); name another output_dir=DIR, or {cure}"
         )
 
 
