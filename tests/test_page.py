@@ -18,7 +18,7 @@ OPTIONS = ["trainer.max_steps=8", "validation.every=4", "checkpoint.every=4", "m
 @pytest.mark.slow
 def test_the_page_of_a_run(text_file, tmp_path, capsys):
     """It was asked to continue two prompts."""
-    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir='{tmp_path}/a <b>run_*x*'")
+    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir={tmp_path}/a <b>run_*x*")
     run_dir, result = train(replace(run, prompts=PROMPTS))
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
     kept = {"step": 4, "val_loss": result["val_loss"], "last_val_loss": 9.5}
