@@ -100,12 +100,13 @@ def test_an_untuned_study_is_judged_by_scipy_and_holms_method_as_it_was_publishe
 
 
 @pytest.mark.slow
-def test_a_tuned_study_is_judged_anew_from_its_rows():
+@pytest.mark.parametrize(("study", "text"), [("heads", ""), ("heads_30k", ", 30 kB")])
+def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
     """The page states the sentence that its rows give, and the mean loss at each factor."""
     page = (DOCS / "heads.md").read_text()
-    assert contrasts(DOCS / "heads")["sentence"].item() in " ".join(page.replace("**", "").split())
-    for arm, own in reported("heads").groupby("arm"):
-        (line,) = re.findall(rf"^\| {arm} \|.*", page, re.MULTILINE)
+    assert contrasts(DOCS / study)["sentence"].item() in " ".join(page.replace("**", "").split())
+    for arm, own in reported(study).groupby("arm"):
+        (line,) = re.findall(rf"^\| {arm}{text} \|.*", page, re.MULTILINE)
         shown = [float(cell) for cell in re.findall(r"\d\.\d{3}", line)]
         assert shown == own.groupby("factor")["val_loss"].mean().round(3).tolist()
 
