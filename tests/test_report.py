@@ -149,11 +149,7 @@ def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
         found.record.arms[arm].settings["data.seq_len"] = 64
     told = report_warnings(found)
     weakened = {row.arm: [*weakening(row, told)] for row in found.contrasts}
-    assert ["more context" in " ".join(weakened[arm]) for arm in ("untied", "untied_matched", "sum")] == [
-        True,
-        False,
-        True,
-    ]
+    assert {arm for arm, words in weakened.items() if "more context" in " ".join(words)} == {"untied", "sum"}
 
 
 def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
@@ -161,10 +157,8 @@ def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
     found.record.question.seeds, found.record.question.looks = [0, 1, 2, 3, 4], [3, 5]
     found.record.arms["tied"].scored_tokens = [10, 11, 12, 13, 14]
     basis = describe(found, told := report_warnings(found))["basis"]
-    assert (basis["seeds"].split(";")[0], "10 to 12 tokens, 33 in all" in basis["validation text"]) == (
-        "3 for each arm",
-        True,
-    )
+    assert basis["seeds"].startswith("3 for each arm")
+    assert "10 to 12 tokens, 33 in all" in basis["validation text"]
     assert [warning.summary for warning in told] == ["There are only 3 seeds."]
 
 

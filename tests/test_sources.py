@@ -17,7 +17,7 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.paths import changed_at, kind_of, listed
+from lm.data.paths import kind_of, last_modified, listed
 from lm.data.sources import open_source, text_size
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -98,10 +98,10 @@ def test_a_text_changes_with_its_files_and_with_what_comes_and_goes_in_its_folde
     for folder in (tmp_path / "sub", tmp_path):
         os.utime(folder, (1, 1))
     places = [tmp_path, tmp_path / "a.txt", tmp_path / "sub/*.txt"]
-    assert [changed_at(str(place)) for place in places] == [2, 0, 2]
+    assert [last_modified(str(place)) for place in places] == [2, 0, 2]
     (tmp_path / "sub/c.txt").unlink()
-    assert changed_at(str(tmp_path)) > 1e9
-    assert [changed_at(path) for path in ("https://example.org/a.txt", "owner/name", "/none")] == [0, 0, 0]
+    assert last_modified(str(tmp_path)) > 1e9
+    assert [last_modified(path) for path in ("https://example.org/a.txt", "owner/name", "/none")] == [0, 0, 0]
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path):

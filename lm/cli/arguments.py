@@ -347,10 +347,9 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
         for limit in limits or [whole]:
             size = min(whole, limit)
             if size < MIN_BYTES:
-                is_enough = size > MIN_BYTES / 3  # for one window of characters, which may have three bytes each
+                is_enough = size > MIN_BYTES / 3  # for a window of characters, which may have three bytes each
                 advice = "; experiment=none tokenizer=char trains on it all the same" if is_enough else ""
-                has = f"has {size:,} byte{'s' * (size != 1)}"
-                raise UserError(f"data.path={path}: {has}, expected {MIN_BYTES:,} or more{advice}")
+                raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more{advice}")
             recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
             notes[expanded(path, "data.path")] = f"{path} ({_in_words(size)}): experiment={recipe_of(size)}"
     if len({*recipes.values()}) > 1:
@@ -391,7 +390,7 @@ def quoted(text: str) -> str:
 
 
 def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
-    """Return an override as Hydra reads it: a path is quoted, text of digits, and text that its grammar lacks.
+    """Return an override as Hydra reads it: with quotes around paths, digits and text that Hydra's grammar lacks.
 
     >>> for_hydra("data.path=a (1).txt", {"data.path": str}), for_hydra("seed=1", {"seed": int})
     ("data.path='a (1).txt'", 'seed=1')

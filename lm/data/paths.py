@@ -71,7 +71,7 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
     return {file.relative_to(root).as_posix(): file for file in files}
 
 
-def changed_at(path: str) -> float:
+def last_modified(path: str) -> float:
     """Return when a file of a path, or a folder that holds one, changed last; 0 if the path leads to no file here."""
     with suppress(OSError, UserError):
         files = [*local_files(path).values()] if not is_url(path) else []

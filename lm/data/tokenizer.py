@@ -143,7 +143,7 @@ class Tokenizer:
             return "".join(c for c in prompt if c in vocabulary)
 
     def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
-        """Return the text of ids that follow `after`, the ids of a text before them."""
+        """Return the text of ids. `after` holds the ids before them in a text, whose own text is left out."""
         before = self.backend.decode([*after], skip_special_tokens=True) if after else ""
         return self.backend.decode([*after, *ids], skip_special_tokens=True)[len(before) :]
 

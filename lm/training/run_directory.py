@@ -18,7 +18,7 @@ import filelock
 import yaml
 
 from lm.config import HASHES, REQUESTED, RunConfig, flat, requested_settings, same_run
-from lm.data.paths import changed_at, from_above
+from lm.data.paths import from_above, last_modified
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import is_run, read_result
 from lm.system.code import code_identity
@@ -190,7 +190,7 @@ class RunDirectory:
             if any(before.get(key) != now[key] for key in of_text):
                 return None
             for text in filter(None, (run.data.path, run.data.val_path, run.tokenizer.path)):
-                if changed_at(text) > self.result.stat().st_mtime:
+                if last_modified(text) > self.result.stat().st_mtime:
                     log.warning("%s: is newer than this result, which is of the text as it was", text)
         log.info("%s is finished: nothing to train", self.path)
         if saved["code"] != code_identity():

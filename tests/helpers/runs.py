@@ -94,8 +94,14 @@ def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
     return replace(run, data=replace(run.data, val_path=str(backwards)))
 
 
+PLACES = ("data.path=", "data.cache_dir=", "run_dir=")  # in which alone many runs of tests differ
+
+
 def composed(*overrides: str) -> RunConfig:
-    """Return the configuration of train with these words; with run_dir=RUN alone that of the run there."""
+    """Return the configuration of train with these words, whose paths have no quotes of their own.
+
+    With run_dir=RUN alone, return the configuration of the run there.
+    """
     places = {word.partition("=")[0]: word.partition("=")[2] for word in overrides if word.startswith(PLACES)}
     continues = "run_dir" in places and Path(places["run_dir"]).exists()
     continues |= any(word.startswith("init_from=") for word in overrides)
@@ -112,8 +118,7 @@ def _composed(*overrides: str) -> RunConfig:
     return compose("train", [for_hydra(word, kinds) for word in overrides], RunConfig)
 
 
-PLACES = ("data.path=", "data.cache_dir=", "run_dir=")  # in which alone many runs of tests differ
-_composed_once = cache(_composed)  # it takes a quarter of a second
+_composed_once = cache(_composed)  # composing takes a quarter of a second
 
 
 # --- the files of a run

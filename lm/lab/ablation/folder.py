@@ -95,19 +95,22 @@ class AblationRecord:
         return [*self.question.overrides, *self.overrides]
 
 
-def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, by: float) -> dict[str, Any]:
-    """Return the settings in which a run of an arm differs from the arm: its seed, part of the text and tuned value.
+def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, factor: float) -> dict[str, Any]:
+    """Return the settings in which a run differs from its arm: seed, length, part of the text and tuned value.
 
-    `seed` is that of the pair, `by` the factor of the tuned setting.
+    `seed` is the seed of the pair, and `factor` multiplies the tuned setting.
     """
-    own_seed = seed + question.seed_offsets.get(name, 0)
-    values: dict[str, Any] = {"seed": own_seed, "trainer.max_steps": arm.steps, "trainer.max_epochs": None}
-    values["max_tokens"] = None
+    values: dict[str, Any] = {
+        "seed": seed + question.seed_offsets.get(name, 0),
+        "trainer.max_steps": arm.steps,
+        "trainer.max_epochs": None,
+        "max_tokens": None,
+    }
     if question.folds:
         values["data.fold"] = question.first_fold + question.seeds.index(seed)
-    if by != 1:
+    if factor != 1:
         setting = TUNED_SETTING.get(str(question.tune), str(question.tune))
-        values[setting] = float(f"{arm.settings[setting] * by:.6g}")
+        values[setting] = float(f"{arm.settings[setting] * factor:.6g}")
     return values
 
 
@@ -307,7 +310,10 @@ class RunReader:
             raise UserError(f"{error}; without this file, the runs that have a folder are read from there") from error
 
     def outcome(self, run_dir: str) -> Outcome:
-        """Return done, diverged, failed or missing, by the run's folder, else by its row, as of a damaged folder."""
+        """Return done, diverged, failed or missing, by the folder of the run.
+
+        The row of results.csv stands for a folder that is gone, and for a result that cannot be read.
+        """
         outcome = RunFiles(self.folder / run_dir).read()
         is_gone = outcome.status == "missing" and not (self.folder / run_dir).exists()
         if run_dir not in self.rows or not (is_gone or outcome.is_damaged):

@@ -81,7 +81,7 @@ class Scored:
     """The scores of an arm by seed (lower is better), and the seeds that it lost."""
 
     seeds: set[int]  # at which it was to be scored
-    untrainable: str  # diverged or failed, if no run of MIN_SEEDS seeds or more has trained: failed if one has failed
+    untrainable: str  # empty if a run trained; else "failed" if a run failed, or "diverged"
     scores: dict[int, float]
     diverged: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)

@@ -82,14 +82,14 @@ def _tuning(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -
 
 
 def how_many(numbers: Iterable[int]) -> str:
-    """Return in words how many values arms have tried.
+    """Return in words how many values the ladders of arms have.
 
     >>> how_many([5, 5]), how_many([4, 5]), how_many([])
     ('five', 'four to five', 'five')
     """
-    words = ("no", "one", "two", "three", "four", "five")
-    few, *_, most = sorted({*numbers} or {len(LADDER)}) * 2
-    return words[few] if few == most else f"{words[few]} to {words[most]}"
+    words, sizes = ("no", "one", "two", "three", "four", "five"), {*numbers} or {len(LADDER)}
+    fewest, most = words[min(sizes)], words[max(sizes)]
+    return most if fewest == most else f"{fewest} to {most}"
 
 
 def _costs(*pair: ArmRecord) -> str:

@@ -63,8 +63,8 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     if counts["failed"]:
         yield Weakness(f"{counts['failed']} of {total} runs have failed.", "The same command makes them again.")
     asked = results.asked()
-    most = max((row.n_seeds for row in asked), default=0)  # pairs, of which lost runs leave fewer than seeds
-    n = results.n_seeds if counts["missing"] or not most else most
+    n_pairs = max((row.n_seeds for row in asked), default=0)  # a lost run leaves fewer pairs than seeds
+    n = n_pairs if n_pairs and not counts["missing"] else results.n_seeds
     if n < FEW_SEEDS:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."

@@ -286,7 +286,7 @@ NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with t
     "add_cross_attention": False,
     "quantization_config": None,
 }
-MASKS = (".attn.bias", ".attn.masked_bias")  # constants that versions of transformers before 4.30 saved with GPT-2
+MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older versions of transformers saved with GPT-2
 UNTIED = HeadConfig(name="untied_from_embedding", kind="untied_from_embedding", head_lr_multiplier=1.0)
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 

@@ -77,9 +77,9 @@ def _load_checkpoint(path: Path, checkpoint: Path, classes: Sequence[str]) -> tu
 
 
 def token_texts(tokenizer: Tokenizer, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[tuple[int, str]]:
-    """Yield each id with the text that it completes: "" for all but the last token of a character.
+    """Yield each id with the text that the id completes: "" for all but the last token of a character.
 
-    `after` holds the ids before them.
+    `after` is as in `Tokenizer.decode`.
     """
     pending: list[int] = []
 

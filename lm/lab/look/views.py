@@ -62,17 +62,17 @@ def continuations(
     vocab_size = models[of].tokenizer.vocab_size
     if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
         raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
-    known = [model.tokenizer.without_unknown(prompt) for model in models]
-    prompts = [[m.tokenizer.begin, *m.tokenizer.encode(text)] for m, text in zip(models, known, strict=True)]
-    # Of the last character of the forced tokens a model with another tokenizer takes all or nothing.
-    text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
-    own = [
-        forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(model.tokenizer.without_unknown(text))
-        for model in models
-    ]
-    for i, text in enumerate(known):
-        if unknown := "".join(dict.fromkeys(c for c in prompt if c not in text)):
+    prompts, own = list[list[int]](), list[Sequence[int]]()
+    for i, tokenizer in enumerate(model.tokenizer for model in models):
+        kept = tokenizer.without_unknown(prompt)
+        prompts.append([tokenizer.begin, *tokenizer.encode(kept)])
+        if unknown := "".join(dict.fromkeys(c for c in prompt if c not in kept)):
             yield {"model": i, "note": f"The model does not know {unknown!r}: the prompt is continued without."}
+    # A model with another tokenizer cannot take half of a character.
+    text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
+    for model in models:
+        is_same = same_tokenizer([models[of], model])
+        own.append(forced if is_same else model.tokenizer.encode(model.tokenizer.without_unknown(text)))
     streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
         for i in [*streams]:
