@@ -4,8 +4,6 @@ import errno
 import multiprocessing
 import os
 import signal
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import filelock
@@ -14,16 +12,14 @@ import pytest
 from conftest import small_disk
 
 from lm.errors import UserError, reading
-from lm.system.files import atomic_file, read_csv, read_json, read_yaml, remove_partial, write_json
+from lm.system.files import atomic_file, read_csv, read_json, read_yaml, remove_partial
 from lm.training.run_directory import read_samples
-from tests.faults.inject import Injection
-
-SMALL_PROCESSES = multiprocessing.get_context("spawn")  # with the imports of this file alone
+from tests.helpers.writing import write_and_die, write_with_faults
 
 
 def in_a_process(work, *args):
     """The exit code of a process that does some work."""
-    process = SMALL_PROCESSES.Process(target=work, args=args)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
     process.start()
     process.join()
     return process.exitcode
@@ -45,12 +41,6 @@ def test_what_holds_something_else_is_named(tmp_path, read):
             read(path)
         assert str(caught.value).startswith(f"{path}: not what lm wrote (")
         assert "\n" not in str(caught.value)
-
-
-def write_and_die(folders):
-    with atomic_file(folders[0] / "killed") as file, atomic_file(folders[1] / "killed"):
-        file.write(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path):
@@ -80,28 +70,6 @@ def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path):
         pass
     assert caught.value.filename == str(path)
-
-
-def write_with_faults(folder):
-    os.chdir(folder)
-    for kind in ("kill", "torn", "ENOSPC"):
-        for at in count(1):
-            write_json(folder / "a.json", {"old": 1})
-            if not (pid := os.fork()):
-                injection = Injection(kind, at)
-                injection()
-                with suppress(OSError):
-                    write_json(folder / "a.json", {"new": 2})
-                    os._exit(3 if injection.seen < at else 0)
-                os._exit(1)
-            code, content = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
-            assert content == {"new": 2} if code in (0, 3) else content in ({"old": 1}, {"new": 2})
-            assert kind == "kill" or os.listdir(folder) == ["a.json"]
-            for left in folder.glob(".partial-*"):
-                left.unlink()
-            if code == 3:  # there are fewer operations
-                assert at > 5
-                break
 
 
 def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):

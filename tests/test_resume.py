@@ -284,7 +284,7 @@ def test_checkpoints_that_are_not_whole_are_skipped_with_a_warning(whole, left, 
     assert result(tmp_path / "run")["resumed_from"] == [12]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_checkpoint_has_its_best_weights(whole, left, tmp_path):
     """Also the one before the newest, with which a run goes on that has lost the newest."""
     run, folder = left(BEST, tmp_path / "run"), tmp_path / "run/checkpoints"
