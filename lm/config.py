@@ -1,8 +1,8 @@
 """The settings of a run. The comment behind a field is the help of the setting.
 
-A field made by `aside` changes no number of a run: where the run lies, what is logged, how the text
-is read (the hashes of text and tokenizer say what they are). All other settings decide the run:
-`config_hash` hashes them and `same_run` compares them.
+A field made by `unhashed` changes no number of a run: where the run lies, what is logged, how the text is read (the
+hashes of the text and of the tokenizer identify these two). All other settings decide the run: `config_hash` hashes
+them and `differing_keys` compares them.
 
 This module imports no torch, so that a wrong setting is refused within a second.
 """
@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.errors import (
     UserError,
     expand_paths,
+    first_line,
     require,
     require_choice,
     require_min,
@@ -31,9 +32,9 @@ from lm.errors import (
 )
 
 
-def aside(default: Any) -> Any:
-    """Return a dataclass field for a setting that changes no number of a run."""
-    return field(default=default, metadata={"decides": False})
+def unhashed(default: Any = MISSING, **options: Any) -> Any:
+    """Return a dataclass field for a setting that changes no number of a run and is no part of its hash."""
+    return field(default=default, metadata={"hashed": False}, **options)
 
 
 # --- the model
@@ -42,6 +43,7 @@ LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm", "none")
 NORM_ORDERS = ("pre", "post")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu")
+GATED = ("swiglu",)  # a gated FFN has three matrices, so d_ff is usually 2/3 as large
 POSITIONS = ("rope", "learned", "none")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Settings that may also be the dotted path of a class of the user, with the built-in names.
@@ -132,7 +134,7 @@ class ModelConfig:
 
     @property
     def projections(self) -> tuple[str, ...]:
-        return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn == "swiglu")
+        return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn in GATED)
 
     @property
     def rank(self) -> int:
@@ -191,7 +193,7 @@ class HeadConfig:
     'untied'
     """
 
-    name: str = aside("tied")  # name of the head in folders and results: its file in configs/head
+    name: str = unhashed("tied")  # name of the head in folders and results: its file in configs/head
     kind: str = "tied"  # how the LM head and the embedding share weights; see configs/head/
     embedding_std: float | None = None  # initial std of the embedding; null: 1/sqrt(d_model)
     embedding_multiplier: float | None = 1.0  # factor of the input embeddings; null: sqrt(d_model)
@@ -259,27 +261,27 @@ def default_cache() -> str:
 class DataConfig:
     """The source of the text, its split, and the size of a batch."""
 
-    source: str = aside("stdlib")  # kind of text; the group data chooses it
-    path: str | None = aside(None)  # file, folder, glob, URL, or the Hub's owner/name
-    sha256: str | None = aside(None)  # text: hash that its one file must have, decompressed
-    name: str | None = aside(None)  # hub: configuration of a data set that has several
-    revision: str | None = aside(None)  # hub: commit, tag or branch; null: newest commit of main
-    split: str = aside("train")  # hub: split to read
-    val_split: str | None = aside(None)  # hub: split that is the validation text; null: see fold
-    val_path: str | None = aside(None)  # files: path of the validation text; null: see fold
-    separator: str | None = aside(None)  # text: word that ends a document; null: only files do
-    column: str = aside("text")  # tables: column that holds the text
-    rows: str = aside("documents")  # tables: what a row is: documents, or lines of one text
+    source: str = unhashed("stdlib")  # kind of text; the group data chooses it
+    path: str | None = unhashed(None)  # file, folder, glob, URL, or the Hub's owner/name
+    sha256: str | None = unhashed(None)  # text: hash that its one file must have, decompressed
+    name: str | None = unhashed(None)  # hub: configuration of a data set that has several
+    revision: str | None = unhashed(None)  # hub: commit, tag or branch; null: newest commit of main
+    split: str = unhashed("train")  # hub: split to read
+    val_split: str | None = unhashed(None)  # hub: split that is the validation text; null: see fold
+    val_path: str | None = unhashed(None)  # files: path of the validation text; null: see fold
+    separator: str | None = unhashed(None)  # text: word that ends a document; null: only files do
+    column: str = unhashed("text")  # tables: column that holds the text
+    rows: str = unhashed("documents")  # tables: what a row is: documents, or lines of one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
     order: str = "windows"  # what each epoch shuffles: windows, or documents before they are cut
     val_fraction: float = 0.1  # fraction of the text that is held out for validation
     fold: float | None = None  # which of round(1/val_fraction) parts is held out, from 0; null: the last
     document_mask: bool = False  # whether a token attends to its own document alone
-    val_max_bytes: int | None = aside(4_000_000)  # most bytes that val_fraction holds out; null: any
-    max_bytes: int | None = aside(None)  # bytes of text that are read; null: all
+    val_max_bytes: int | None = unhashed(4_000_000)  # most bytes that val_fraction holds out; null: any
+    max_bytes: int | None = unhashed(None)  # bytes of text that are read; null: all
     overfit_batches: int = 0  # number of first batches that are repeated; 0: train on all batches
-    cache_dir: str = field(default_factory=default_cache, metadata={"decides": False})  # folder of tokens
+    cache_dir: str = unhashed(default_factory=default_cache)  # folder of tokens
 
     def __post_init__(self) -> None:
         expand_paths("data.", self, "path", "val_path")
@@ -332,9 +334,9 @@ class DataConfig:
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
-    kind: str = aside("bpe")  # bpe, char, byte or file
-    vocab_size: int | None = aside(2048)  # bpe: largest number of tokens, end of text included
-    path: str | None = aside(None)  # file: a tokenizer.json of the tokenizers library
+    kind: str = unhashed("bpe")  # bpe, char, byte or file
+    vocab_size: int | None = unhashed(2048)  # bpe: largest number of tokens, end of text included
+    path: str | None = unhashed(None)  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
         expand_paths("tokenizer.", self, "path")
@@ -412,9 +414,9 @@ class TrainerConfig:
     max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
     accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
-    log_every_n_steps: int = aside(10)  # optimizer steps between rows of metrics.csv
-    enable_progress_bar: bool = aside(True)  # whether progress is shown on standard error
-    detect_anomaly: bool = aside(False)  # stop at the operation whose gradient is NaN; slow
+    log_every_n_steps: int = unhashed(10)  # optimizer steps between rows of metrics.csv
+    enable_progress_bar: bool = unhashed(True)  # whether progress is shown on standard error
+    detect_anomaly: bool = unhashed(False)  # stop at the operation whose gradient is NaN; slow
 
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ACCELERATORS)
@@ -432,7 +434,7 @@ class TrainerConfig:
 
 @dataclass(slots=True, kw_only=True)
 class TensorBoardConfig:
-    dir: str | None = aside(None)  # folder; null: tensorboard/ in the directory of the run
+    dir: str | None = unhashed(None)  # folder; null: tensorboard/ in the directory of the run
 
     def __post_init__(self) -> None:
         expand_paths("logger.tensorboard.", self, "dir")
@@ -440,9 +442,9 @@ class TensorBoardConfig:
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
-    project: str = aside("lm")  # project that lists the runs
-    offline: bool = aside(False)  # whether the run stays on this machine until `wandb sync`
-    dir: str | None = aside(None)  # folder; null: wandb/ in the directory of the run
+    project: str = unhashed("lm")  # project that lists the runs
+    offline: bool = unhashed(False)  # whether the run stays on this machine until `wandb sync`
+    dir: str | None = unhashed(None)  # folder; null: wandb/ in the directory of the run
 
     def __post_init__(self) -> None:
         expand_paths("logger.wandb.", self, "dir")
@@ -452,15 +454,15 @@ class WandbConfig:
 class LoggerConfig:
     """Trackers beside metrics.csv. logger=NAME chooses one, logger=[NAME,NAME] several."""
 
-    tensorboard: TensorBoardConfig | None = aside(None)
-    wandb: WandbConfig | None = aside(None)
+    tensorboard: TensorBoardConfig | None = unhashed(None)
+    wandb: WandbConfig | None = unhashed(None)
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
-    every: int = aside(100)  # optimizer steps between checkpoints
-    keep: int = aside(2)  # number of newest checkpoints that are kept
-    resume: bool = aside(True)  # false: an unfinished run starts from step 0 again
+    every: int = unhashed(100)  # optimizer steps between checkpoints
+    keep: int = unhashed(2)  # number of newest checkpoints that are kept
+    resume: bool = unhashed(True)  # false: an unfinished run starts from step 0 again
     best: bool = False  # true: model/ is the validated model of the lowest val/loss, not the last
     patience: int | None = None  # validations without a lower val/loss that end the run; null: any
 
@@ -475,8 +477,8 @@ class ValidationConfig:
     Both settings decide the run if a validation chooses the model or ends the run.
     """
 
-    every: int = aside(100)  # optimizer steps between validations; 0: only at the end
-    batches: int | None = aside(16)  # batches of data.batch_size windows; null: the whole text
+    every: int = unhashed(100)  # optimizer steps between validations; 0: only at the end
+    batches: int | None = unhashed(16)  # batches of data.batch_size windows; null: the whole text
 
     def __post_init__(self) -> None:
         require_min(0, "validation.", self, "every")
@@ -485,7 +487,7 @@ class ValidationConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DiagnosticsConfig:
-    every: int = aside(0)  # optimizer steps between rows of diagnostics.csv; 0: no such file
+    every: int = unhashed(0)  # optimizer steps between rows of diagnostics.csv; 0: no such file
 
     def __post_init__(self) -> None:
         require_min(0, "diagnostics.", self, "every")
@@ -510,21 +512,21 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
-    init_from: str | None = aside(None)  # finished run that gives the weights and the tokenizer
+    init_from: str | None = unhashed(None)  # finished run that gives the weights and the tokenizer
     init_sha256: str | None = None  # hash of the weights of init_from; null: read from init_from
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean becomes the matrix
-    prompts: list[str] | None = aside(None)  # prompts of the samples; null: three from the text
-    max_tokens: int | None = aside(None)  # length in tokens, rounded up to whole steps
+    prompts: list[str] | None = unhashed(None)  # prompts of the samples; null: three from the text
+    max_tokens: int | None = unhashed(None)  # length in tokens, rounded up to whole steps
     max_minutes: float | None = None  # length in minutes: as many steps as take so long here
     seed: int = 0  # random seed of weights, batches and dropout
-    threads: int | None = aside(None)  # threads of torch; null: OMP_NUM_THREADS, else all cores
+    threads: int | None = unhashed(None)  # threads of torch; null: OMP_NUM_THREADS, else all cores
     loss: str = "auto"  # plain or chunked, which compute the same; auto: the faster one
     ngram_smoothing: float = 0.0  # weight of the n-gram distribution in each target; 0: one token
     loss_temperature: float = 1.0  # number that training divides the logits by
-    activation_checkpointing: bool = aside(False)  # recompute blocks: less memory, 1/3 more FLOPs
+    activation_checkpointing: bool = unhashed(False)  # recompute blocks: less memory, 1/3 more FLOPs
     compile: bool = False  # whether torch.compile compiles the steps; see docs/performance.md
-    run_dir: str | None = aside(None)  # directory; null: a folder in runs/ whose name ends in the run's hash
-    other_code: bool = aside(False)  # true: resume a run that another version of the code began
+    run_dir: str | None = unhashed(None)  # directory; null: a folder in runs/ whose name ends in the run's hash
+    other_code: bool = unhashed(False)  # true: resume a run that another version of the code began
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")
@@ -615,7 +617,7 @@ def _deciding_keys(schema: Any, prefix: str = "") -> set[str]:
     for item in fields(schema):
         if is_dataclass(item.type):
             keys |= _deciding_keys(item.type, f"{prefix}{item.name}.")
-        elif item.metadata.get("decides", True):
+        elif item.metadata.get("hashed", True):
             keys.add(prefix + item.name)
     return keys
 
@@ -680,7 +682,7 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def same_run(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """Return the keys in which the run of a config.yaml and requested settings differ.
 
     A setting that the machine or the text decided agrees with the decision, with the earlier request,
@@ -720,5 +722,5 @@ def build(schema: Any, content: Any, key: str = "") -> Any:
         raise
     except (OmegaConfBaseException, ValueError) as error:
         place = ".".join(filter(None, (key, str(getattr(error, "full_key", None) or ""))))
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{place}: {reason}" if place else reason) from error

@@ -73,8 +73,12 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except DAMAGE as error:
-        message = next(iter(str(error).splitlines()), "")
-        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
+        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {first_line(error)})") from error
+
+
+def first_line(error: BaseException | str) -> str:
+    """Return the first line of the message of an error, which may be empty."""
+    return (str(error).strip() or "no reason given").splitlines()[0]
 
 
 # --- checks of settings

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lm.config import HeadConfig, ModelConfig, TokenizerConfig, build, foreign_classes
 from lm.data.paths import listed
-from lm.errors import UserError, reading, require_min
-from lm.registry import load
+from lm.errors import UserError, first_line, reading, require_min
+from lm.registry import from_lab
 from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     with reading(folder / "config.json"):
         is_of_transformers = "model_type" in read_json(folder / "config.json")
     if is_of_transformers:
-        folder = load("lm.lab.formats.huggingface.converted")(folder)
+        folder = from_lab("lm.lab.formats.huggingface.converted")(folder)
     return folder
 
 
@@ -206,9 +206,9 @@ def save_model(net: "Transformer", tokenizer: "Tokenizer", folder: Path) -> None
 def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tuple[Transformer, Tokenizer]":
     """Return the model and the tokenizer of a run (or of its model/ folder), ready to generate, on the CPU.
 
-    `run_dir` may also be a folder of transformers. `classes` are your classes, or their dotted paths,
-    that the settings of the model may name: the word of a folder imports nothing. Raises UserError with
-    the file that is missing or damaged, or with a class that is not among `classes`.
+    `run_dir` may also be a folder of transformers. `classes` are your classes, or their dotted paths, that the settings
+    of the model may name. The name of a class in a folder is not enough to import the class. Raises UserError with the
+    file that is missing or damaged, or with a class that is not among `classes`.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
@@ -229,7 +229,7 @@ def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tupl
     try:
         return _read_net(folder / WEIGHTS, settings).eval(), tokenizer
     except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{folder / 'config.json'}: {reason}; expected what train wrote") from error
 
 

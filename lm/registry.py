@@ -6,12 +6,12 @@ from typing import Any
 from lm.errors import UserError
 
 
-def load(dotted: str, default: Any = None) -> Any:
+def from_lab(dotted: str, default: Any = None) -> Any:
     """Return the object at a dotted path, or `default` if the lab is not installed.
 
     Raises UserError if the lab is not installed and `default` is None.
 
-    >>> load("math.sqrt")(4.0)
+    >>> from_lab("math.sqrt")(4.0)
     2.0
     """
     module, _, name = dotted.rpartition(".")

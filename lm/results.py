@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from lm.registry import load
+from lm.registry import from_lab
 
 
 def __getattr__(name: str) -> Any:
     if name not in ("contrasts", "curves", "runs"):
         raise AttributeError(f"module 'lm.results' has no attribute {name!r}")
-    return load(f"lm.lab.results.{name}")
+    return from_lab(f"lm.lab.results.{name}")

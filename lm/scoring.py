@@ -20,12 +20,12 @@ from lm.data.sources import COMMIT
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, reading
 from lm.model.transformer import Transformer
-from lm.registry import load
+from lm.registry import from_lab
 from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
-# Tokens of a batch, at least one window. On a CPU more tokens are slower. From LOGIT_ROWS on, scores are equal bit for
-# bit.
+# Tokens of a batch, at least one window. On a CPU more tokens are slower. With LOGIT_ROWS tokens or more per batch, the
+# scores do not depend on this number, bit for bit.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 8192, "mps": 8192}
 
 
@@ -142,8 +142,10 @@ def own_text(run_dir: Path) -> OwnText:
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
-        if config.source != "hub" and place is not None and is_url(place):  # the word of a folder downloads nothing
-            load("lm.lab.sources.addresses.downloaded")(place, config.cache, key, downloads=False)
+        if (
+            config.source != "hub" and place is not None and is_url(place)
+        ):  # a path in config.yaml must not start a download
+            from_lab("lm.lab.sources.addresses.downloaded")(place, config.cache, key, downloads=False)
     return config, tokenizer, hashes
 
 

@@ -16,8 +16,8 @@ def streams(tokens, seq_len, **options):
 
 def epoch_of(stream, epoch):
     """The targets of an epoch, a row for each window."""
-    first = epoch * stream.per_epoch
-    return torch.cat([stream.batch(k)[1] for k in range(first, first + stream.per_epoch)]).numpy()
+    first = epoch * stream.windows_per_epoch
+    return torch.cat([stream.batch(k)[1] for k in range(first, first + stream.windows_per_epoch)]).numpy()
 
 
 def equal(first, second):

@@ -23,9 +23,9 @@ from lm.config import (
     WandbConfig,
     config_hash,
     deciding_settings,
+    differing_keys,
     flat,
     requested_settings,
-    same_run,
 )
 from lm.errors import UserError
 from lm.lab.ablation.question import AblateConfig
@@ -441,9 +441,9 @@ CONTINUED = [  # what was asked, what was decided, what is asked now, which keys
 
 def test_what_differs_is_named_and_what_was_left_open_agrees_with_the_request_and_with_the_decision():
     for line in lines(OTHER):
-        assert key_of(line) in same_run(saved(""), requested_settings(run_of(TEXT, line))), line
+        assert key_of(line) in differing_keys(saved(""), requested_settings(run_of(TEXT, line))), line
     for asked, decided, now, differing in CONTINUED:
-        assert same_run(saved(asked, decided), requested_settings(run_of(TEXT, now))) == differing, (asked, now)
+        assert differing_keys(saved(asked, decided), requested_settings(run_of(TEXT, now))) == differing, (asked, now)
 
 
 def test_a_directory_is_named_by_the_run_and_found_by_its_hash(tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_all_studies_are_frozen():
 def test_an_untuned_study_is_judged_by_scipy_and_holms_method_as_it_was_published(name):
     """And so by the program: tests/test_rows.py."""
     rows, table = published(name), reported(name)
-    margin, lower_is_better = float(rows[0]["equivalence_margin"] or 0.0), METRICS[rows[0]["metric"]][0]
+    margin, lower_is_better = float(rows[0]["equivalence_margin"] or 0.0), METRICS[rows[0]["metric"]].sign > 0
     for is_primary in ("false", "true"):
         values = {i: differences(table, row) for i, row in enumerate(rows) if row["primary"] == is_primary}
         ts = {i: stats.t(len(own) - 1, np.mean(own), stats.sem(own)) for i, own in values.items() if len(own) > 1}

@@ -1,8 +1,8 @@
-"""Arguments before Hydra or a dataclass reads them: words, everyday names, mistakes. Pure functions.
+"""Arguments before Hydra or a dataclass reads them: words, everyday names, mistakes.
 
-`train` and `ablate` take a text as a bare word. Its size chooses a recipe: a file of
-configs/experiment, which is put in front of what is typed as `experiment=NAME` and nothing else, so
-that a sweep, --cfg job, the hash of a run and a resume see an ordinary override.
+`train` and `ablate` take a text as a bare word. The size of the text chooses a recipe, a file of configs/experiment.
+The recipe is one ordinary override, `experiment=NAME`, in front of the typed words. So a sweep, --cfg job, the hash of
+a run and a resume treat the recipe like any override.
 """
 
 import difflib
@@ -20,6 +20,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.cli import command_line
 from lm.config import RECIPES, DataConfig, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
@@ -30,7 +31,7 @@ from lm.system.files import read_yaml
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
 )
-GROUPS = tuple(sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()))
+GROUPS = ("ablation", "data", "experiment", "head", "logger", "model", "optim", "tokenizer", "trainer")  # of configs/
 HYDRA_FLAGS = {  # flag -> whether a value follows
     **dict.fromkeys(("-m", "--multirun", "--resolve", "-sc", "--shell-completion"), False),
     **dict.fromkeys(("-c", "--cfg", "-p", "--package", "--info", "--hydra-help"), True),
@@ -66,8 +67,15 @@ NAMES = {
     "temp": "temperature",
     "vocab": "tokenizer.vocab_size",
 }
-EXPECTED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-EXPECTED |= {list: "a list such as [a,b]", dict: "names with values such as {a: b}", NoneType: "null"}
+EXPECTED = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    list: "a list such as [a,b]",
+    dict: "names with values such as {a: b}",
+    NoneType: "null",
+}
 Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
 
 
@@ -155,7 +163,7 @@ def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]
 def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
     """Return key=value arguments as a flat dataclass; `values` are settings that come from elsewhere.
 
-    A setting that is text is whatever stands behind the first =; others are read as YAML.
+    A text setting takes everything after the first = as it stands. All other settings are parsed as YAML.
     """
     kinds = kinds_of(schema)
     for arg in args:
@@ -287,7 +295,9 @@ def unknown_word(word: str) -> str:
     """Return the line about a bare word that names nothing."""
     groups = [group for group in GROUPS if (CONFIGS / group / f"{word}.yaml").is_file()]
     if groups:
-        return f"{word}: a setting is given as key=value; did you mean {groups[0]}={word}?"
+        setting = f"{groups[0]}={word}"
+        meant = command_line("ablate", setting) if groups[0] == "ablation" else setting
+        return f"{word}: a setting is given as key=value; did you mean {meant}?"
     folder, name = os.path.split(word)
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     close = difflib.get_close_matches(name, names, 1, 0.75)
@@ -309,8 +319,8 @@ def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
     return False
 
 
-def values_of(override: str) -> list[str]:
-    """Return the values of an override, several in a sweep; commas of an existing path part nothing."""
+def split_values(override: str) -> list[str]:
+    """Return the values of an override, several in a sweep. Commas in an existing path do not separate values."""
     value = override.partition("=")[2]
     return [value] if os.path.exists(value) else value.split(",")
 
@@ -321,14 +331,12 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
     and a logger do not. Raises UserError for a text that is too small or texts that differ.
     """
-    typed = {key_of(override): override for override in overrides}
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
-    given = {key: _unquoted(override, is_sweep) for key, override in typed.items()}
+    given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
-    if decided & typed.keys() or kind not in ("text", "json", "csv", "parquet"):
-        return None, {}
-    if any("${" in path or FUNCTION.match(path) for path in paths):
+    is_computed = any("${" in path or FUNCTION.match(path) for path in paths)  # when Hydra composes the run
+    if decided & given.keys() or is_computed or kind not in ("text", "json", "csv", "parquet"):
         return None, {}
     settings: dict[str, Any] = {
         key: given[f"data.{key}"][0] for key in ("column", "cache_dir") if f"data.{key}" in given
@@ -360,7 +368,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
 
 def _unquoted(override: str, is_sweep: bool) -> list[str]:
     """Return the values of an override without the quotes of Hydra's grammar."""
-    values = values_of(override) if is_sweep else [override.partition("=")[2]]
+    values = split_values(override) if is_sweep else [override.partition("=")[2]]
     return [value.strip(value[0]) if value[:1] in ("'", '"') else value for value in values]
 
 
@@ -398,7 +406,8 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
     "prompts=['Größe','f(x)']"
     """
     key, equals, value = override.partition("=")
-    parts = {kinds.get(key.lstrip("+")), *get_args(kinds.get(key.lstrip("+")))}
+    name = key.lstrip("+")
+    parts = {kinds.get(name), *get_args(kinds.get(name))}
     if not equals or not parts & {str, list[str]} or value[:1] in ("'", '"'):
         return override
     if list[str] in parts and value.startswith("[") and value.endswith("]"):
@@ -408,10 +417,10 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
         if any(e.count(left) != e.count(right) for e in elements for left, right in ("()", "[]", "{}")):
             return override  # a comma in brackets parts nothing
         return f"{key}=[{','.join(quoted(e) if _needs_quotes(e) else e for e in elements)}]"
-    values = values_of(override) if is_sweep else [value]
+    values = split_values(override) if is_sweep else [value]
     if FUNCTION.match(value):
         return override
-    is_path = key.lstrip("+") in PATHS and value != "null"
+    is_path = name in PATHS and value != "null"
     return f"{key}={','.join(quoted(v) if is_path or _needs_quotes(v) else v for v in values)}"
 
 
@@ -430,6 +439,10 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str,
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
+    for word in overrides:
+        is_one = split_values(word) not in ([""], ["null"]) and len(split_values(word)) == 1 and "$" not in word
+        if is_sweep and is_one and key_of(word) == "run_dir":
+            raise UserError(f"{word}: is one directory, and a sweep needs one for each run; leave run_dir out")
     recipe, notes = recipe_for(overrides, is_sweep)
     chosen = [f"experiment={recipe}"] if recipe else []
     return [*words.flags, *chosen, *(for_hydra(word, kinds, is_sweep) for word in overrides)], notes

@@ -4,7 +4,7 @@ import difflib
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -17,11 +17,11 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, wrong_value
 from lm.config import CLASSES, RunConfig, build
-from lm.errors import UserError, error_prefix, expanded, require
+from lm.errors import UserError, error_prefix, expanded, first_line, require
 from lm.folder import is_run, read_base
 
-CONTINUED = {"data", "logger"}  # the groups whose choice leaves the run of run_dir the same
-LOADED = "loaded"  # choice of a group that stands for the model of init_from
+CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
+LOADED = "loaded"  # choice of a group whose content was read from a file: the model of init_from, or a question
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +88,9 @@ def _check_head_name(run: RunConfig) -> None:
 
 
 def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
-    """Return the run in run_dir with the typed settings, or None if there is no run or groups are typed.
+    """Return the saved run of run_dir, changed by the typed settings, or None if there is no run.
+
+    If another group than data or logger is typed, return None too: the whole run is typed then.
 
     Raises UserError if the name of the run may be mistyped, or if a class of the user would be imported
     without its setting being typed.
@@ -108,18 +110,15 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     from lm.training.run_directory import RunDirectory
 
     content = OmegaConf.create(RunDirectory(path).settings())
-    for key, built_in in CLASSES.items():
-        cls = OmegaConf.select(content, key)
-        if cls not in built_in and key not in keys:
-            raise UserError(f"run_dir={run_dir}: its class {cls} would be imported; add {key}={cls} if you trust it")
+    with error_prefix(f"run_dir={run_dir}"):
+        _check_consent(content.model, keys)
     for key in keys:
         if key == "data":
             content.data.source = config.data.source
         else:
             OmegaConf.update(content, key, OmegaConf.select(config, key))
     content.run_dir = run_dir
-    run: RunConfig = build(RunConfig, content)
-    return run
+    return build(RunConfig, content)
 
 
 def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -142,10 +141,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
     config = hydra.compose("train", [*chosen, *overrides])
     with error_prefix(f"init_from={path}"):
-        for key, built_in in CLASSES.items():
-            cls = model[key.removeprefix("model.")]
-            if cls not in built_in and key not in keys:
-                raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
+        _check_consent(model, keys)
     differing = {f"model.{key}": value for key, value in model.items() if not base.accepts(key, config.model[key])}
     for key, value in tokenizer.items():
         if config.tokenizer[key] not in (value, base.made_by.get(key)):
@@ -158,6 +154,14 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config
+
+
+def _check_consent(model: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise UserError if a loaded model names a class of the user that is not among the typed settings."""
+    for key, built_in in CLASSES.items():
+        cls = model[key.removeprefix("model.")]
+        if cls not in built_in and key not in keys:
+            raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
 
 
 # --- errors of Hydra, OmegaConf and YAML
@@ -197,7 +201,7 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)
     if key:
-        return f"{override or key}: {str(error).splitlines()[0]}"
+        return f"{override or key}: {first_line(error)}"
     if "Ambiguous value" in text:
         text = f"{text.partition(chr(39))[2].partition(chr(39))[0]}: several values, a run for each, need -m"
     is_named = not overrides or any(key_of(word) in text for word in overrides)

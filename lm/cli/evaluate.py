@@ -36,7 +36,7 @@ from lm.config import DataConfig, RunConfig, TokenizerConfig, default_of
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
-from lm.registry import load
+from lm.registry import from_lab
 from lm.system.terminal import format_table
 
 # Settings of data that say which text is read. All other settings of data are for training.
@@ -140,7 +140,7 @@ def score(config: EvaluateConfig) -> int:
     for title, rows in detail_tables(scores, is_several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        load("lm.lab.runs.curves.plot_scores")(scores, Path(config.plot))
+        from_lab("lm.lab.runs.curves.plot_scores")(scores, Path(config.plot))
     single = {key: value for key, value in scores[0].items() if key not in ("run", "text")}
     print(json.dumps(scores if is_several else single))
     return max(map(report_error, failed), default=0)
@@ -186,7 +186,7 @@ def score_text(
             encoded[key] = encode_whole(text, tokenizer, not bar)
         (tokens, n_bytes, text_hash), train = encoded[key], None
         _warn_of_training_text(run_dir, text, text_hash)
-    measures = [load("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
+    measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
     if not math.isfinite(scores.loss):

@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 
 import lm
 from lm.cli import COMMANDS, NAME, command_line, started_by
-from lm.errors import RESUMABLE, UserError, without_secrets
-from lm.system.terminal import MessageHandler, close_bars, is_first_process, is_impatient, printable
+from lm.errors import RESUMABLE, UserError, first_line, without_secrets
+from lm.system.signals import SHUTDOWN, is_ignored, is_impatient
+from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
 
-ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -34,13 +34,13 @@ NO_MEMORY = re.compile("can't allocate|size calculation overflowed|segment from 
 
 
 class Interrupts:
-    """Raise an exception when a signal ends this process; the echo of the signal is ignored."""
+    """Raise an exception when a signal ends this process. Later signals of the same shutdown are ignored."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self.arrived_at = 0.0  # by the monotonic clock
-        for signum in ENDING:
-            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup lets a command ignore SIGHUP
+        for signum in SHUTDOWN:
+            if not is_ignored(signum):
                 signal.signal(signum, self._raise)
 
     def _raise(self, signum: int, frame: Any) -> None:
@@ -70,7 +70,7 @@ def main(command: str | None = None) -> NoReturn:
             code = report_interruption(SystemExit(128 + interrupts.signum))
     except BaseException as error:
         code = report_interruption(error)
-    for signum in ENDING if interrupts.signum else ():
+    for signum in SHUTDOWN if interrupts.signum else ():
         signal.signal(signum, signal.SIG_IGN)  # a later signal must not change the exit code
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -81,7 +81,7 @@ def main(command: str | None = None) -> NoReturn:
 
 
 def _run(command: str | None, args: list[str]) -> int:
-    is_completion = args[:1] == ["-sc"]
+    is_completion = bool({"-sc", "--shell-completion"} & {*args[:1]})
     if is_completion and command is None:
         command = _take_command_off_the_line()
         if command is None:
@@ -153,7 +153,7 @@ def report_error(error: Exception, job: str = "") -> int:
 def _describe(error: Exception) -> tuple[str | None, int]:
     """Return the line about an error, None for a bug, and the exit code."""
     text = str(error)
-    first_line = text.strip().split("\n")[0]
+    first = first_line(error)
     if isinstance(error, UserError):
         return text, 2
     if isinstance(error, OSError) and (error.filename is not None or error.errno in MACHINE):
@@ -164,11 +164,11 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         less = "data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less memory: {less}", 1
     if "returned nan values" in text:  # trainer.detect_anomaly has shown where
-        return f"{first_line.rstrip('.')}; choose a lower optim.lr_scale, the factor of all learning rates", 2
+        return f"{first.rstrip('.')}; choose a lower optim.lr_scale, the factor of all learning rates", 2
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-        return f"compile=true: {first_line}; compile=false needs no compiler", 2
+        return f"compile=true: {first}; compile=false needs no compiler", 2
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):
-        reason = re.sub(r"^\[[^]]*\] |\. .*", "", first_line)  # without a source file and advice
+        reason = re.sub(r"^\[[^]]*\] |\. .*", "", first)  # without a source file and advice
         return f"another process of this run has ended ({reason}){_resume_hint(error)}", 1
     return None, 1
 
@@ -182,7 +182,7 @@ def report_interruption(error: BaseException) -> int:
         code = getattr(error, "code", None) if signum is None else 128 + signum
     if not isinstance(code, int):
         raise error
-    if code - 128 in ENDING and logging.getLogger("lm").isEnabledFor(logging.INFO):
+    if code - 128 in SHUTDOWN and logging.getLogger("lm").isEnabledFor(logging.INFO):
         what = str(error) if hasattr(error, "signum") else "interrupted"
         _print_line(f"{what}{_resume_hint(error)}")
     return code

@@ -87,9 +87,6 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
     configure_messages(run.trainer.world_size)
     if is_sweep and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    is_fixed = any(key_of(word) == "run_dir" and "$" not in word for word in overrides)
-    if is_sweep and run.run_dir and is_fixed:
-        raise UserError(f"run_dir={run.run_dir}: a sweep needs a directory for each run; leave run_dir out")
     path = Path(run.run_dir or "")
     result = RunDirectory(path).finished_result(run) if run.run_dir else None
     if result is None:
@@ -108,7 +105,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
         saved = RunDirectory(path).read_config()
         if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of other prompts
             result = result | {"samples": []}
-        print(*ending(path, result, saved), sep="\n")
+        print(*summary(path, result, saved), sep="\n")
     return result
 
 
@@ -150,7 +147,7 @@ def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
     return rows
 
 
-def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a finished run: scores, samples, and commands to type next."""
     rows = score_table(result)
     width = max(len(name) for name, _ in rows) + 2

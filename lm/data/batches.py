@@ -37,17 +37,17 @@ class TrainingStream:
     overfit_batches: int = 0
     documents: np.ndarray | None = None  # (n,) increasing, from 0 on
     expected: Callable[[np.ndarray], np.ndarray] | None = None  # places (n,) to probabilities (n, V)
-    smoothing: float = 0.0  # the share of each target that `expected` decides
+    smoothing: float = 0.0  # the part of each target that `expected` decides
 
     def __post_init__(self) -> None:
         last = len(self.tokens) - 1
         self.max_offset = min(self.seq_len - 1, last - self.seq_len)  # the largest offset that leaves a whole window
-        self.per_epoch = (last - self.max_offset) // self.seq_len
+        self.windows_per_epoch = (last - self.max_offset) // self.seq_len
         self.epoch = -1
 
-    def windows(self, samples: Iterable[int]) -> np.ndarray:
-        """Return the places in the text of the tokens of windows: (B, T+1)."""
-        return np.stack([self._window(*divmod(sample, self.per_epoch)) for sample in samples])
+    def windows(self, numbers: Iterable[int]) -> np.ndarray:
+        """Return the places in the text of the tokens of windows, (B, T+1). Windows are numbered across epochs."""
+        return np.stack([self._window(*divmod(number, self.windows_per_epoch)) for number in numbers])
 
     def _window(self, epoch: int, index: int) -> np.ndarray:
         if epoch != self.epoch:
@@ -55,21 +55,21 @@ class TrainingStream:
         window = self.offset + int(self.order[index]) * self.seq_len + np.arange(self.seq_len + 1)
         if self.documents is None:
             return window
-        return window + self.moves[np.searchsorted(self.ends, window, side="right")]
+        return window + self.shifts[np.searchsorted(self.ends, window, side="right")]
 
     def _begin(self, epoch: int) -> None:
         generator = np.random.default_rng([self.seed, epoch])
         self.epoch, self.offset = epoch, int(generator.integers(self.max_offset + 1))
-        self.order = np.arange(self.per_epoch, dtype=np.uint32)
+        self.order = np.arange(self.windows_per_epoch, dtype=np.uint32)
         generator.shuffle(self.order)
         if self.documents is not None:
             chosen = generator.permutation(len(self.documents))
             lengths = np.diff(self.documents, append=len(self.tokens))[chosen]
             self.ends = np.cumsum(lengths)  # ends of the documents of this epoch, one after the other
-            self.moves = self.documents[chosen] - (self.ends - lengths)  # from places in the epoch to the text
+            self.shifts = self.documents[chosen] - (self.ends - lengths)  # from places in the epoch to the text
 
     def batch(self, k: int) -> Batch:
-        """Return batch k of this rank: tokens (B, T), and targets (B, T), or shares (B, T, V) with `expected`."""
+        """Return batch k of this rank: tokens (B, T), and targets (B, T), or probabilities (B, T, V)."""
         if self.overfit_batches:
             k %= self.overfit_batches
         first = (k * self.world_size + self.rank) * self.batch_size
@@ -77,9 +77,9 @@ class TrainingStream:
         tokens, targets = shift(self.tokens[places])
         if self.expected is None:
             return tokens, targets
-        shares = self.smoothing * torch.from_numpy(self.expected(places[:, 1:].flatten()))  # (B*T, V)
-        shares[torch.arange(len(shares)), targets.flatten()] += 1 - self.smoothing
-        return tokens, shares.view(*targets.shape, -1)
+        probabilities = self.smoothing * torch.from_numpy(self.expected(places[:, 1:].flatten()))  # (B*T, V)
+        probabilities[torch.arange(len(probabilities)), targets.flatten()] += 1 - self.smoothing
+        return tokens, probabilities.view(*targets.shape, -1)
 
 
 def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = None) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.errors import UserError, expanded
+from lm.errors import UserError, expanded, first_line
 
 ENDINGS = {
     "json": (".json", ".jsonl", ".ndjson", ".jl", ".jsonlines"),
@@ -19,7 +19,7 @@ ENDINGS = {
     "parquet": (".parquet",),
     "tokens": (".bin",),
 }
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # ending -> module that opens the file
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # extension -> module that opens the file
 BLOCK = 1 << 20  # bytes that are read at a time
 HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # of a data set: OWNER/NAME, or NAME
 
@@ -28,10 +28,10 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def ending(path: str | Path) -> str:
-    """Return the ending of a name, without the ending of a compression.
+def extension(path: str | Path) -> str:
+    """Return the extension of a name, without the extension of a compression.
 
-    >>> ending("rows.jsonl.gz"), ending("https://example.org/a.csv?raw=1")
+    >>> extension("rows.jsonl.gz"), extension("https://example.org/a.csv?raw=1")
     ('.jsonl', '.csv')
     """
     name = str(path).partition("?")[0] if is_url(str(path)) else str(path)
@@ -45,9 +45,9 @@ def kind_of(path: str) -> str:
     >>> kind_of("my.txt"), kind_of("rows.jsonl.gz")
     ('text', 'json')
     """
-    endings = {ending(path)}
+    endings = {extension(path)}
     with suppress(OSError, UserError):  # an address, or nothing
-        endings = {ending(file) for file in local_files(path).values()}
+        endings = {extension(file) for file in local_files(path).values()}
     return next((kind for kind, of_kind in ENDINGS.items() if endings <= {*of_kind}), "text")
 
 
@@ -63,7 +63,7 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
         return {place.name: place}
     root = place if place.is_dir() else _literal_part(place)
     paths = _walk(root) if place.is_dir() else matches(path)
-    files = sorted(file for file in paths if (not endings or ending(file) in endings) and file.is_file())
+    files = sorted(file for file in paths if (not endings or extension(file) in endings) and file.is_file())
     if not files:
         kinds = " or ".join(endings) or "files"
         what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
@@ -167,8 +167,7 @@ def open_file(file: Path) -> IO[bytes]:
     module: Any = import_module(COMPRESSED[last])
     if last == ".zst":
         return io.BufferedReader(module.CompressedInputStream(str(file), "zstd"), BLOCK)
-    stream: IO[bytes] = module.open(file, "rb")
-    return stream
+    return module.open(file, "rb")
 
 
 @contextmanager
@@ -180,9 +179,10 @@ def reading_from(place: str, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        reason = getattr(error, "strerror", None) or first_line(error.__cause__ or error)
+        reason = getattr(error, "strerror", None) or named(error.__cause__ or error)
         raise UserError(f"{place}: cannot be read as {kind} ({reason}){cure}") from error
 
 
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+def named(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -16,9 +16,19 @@ from typing import Protocol
 import xxhash
 
 from lm.config import DataConfig
-from lm.data.paths import BLOCK, COMPRESSED, ENDINGS, ending, is_url, local_files, open_file, raise_error, reading_from
+from lm.data.paths import (
+    BLOCK,
+    COMPRESSED,
+    ENDINGS,
+    extension,
+    is_url,
+    local_files,
+    open_file,
+    raise_error,
+    reading_from,
+)
 from lm.errors import UserError
-from lm.registry import load
+from lm.registry import from_lab
 from lm.system.files import json_sha256
 
 SOURCES = {  # data.source -> class of (config, place, files); TextFiles reads plain text
@@ -27,12 +37,12 @@ SOURCES = {  # data.source -> class of (config, place, files); TextFiles reads p
     "parquet": "lm.lab.sources.tables.Table",
     "tokens": "lm.lab.sources.made_elsewhere.TokenFile",
 }
-# Of the standard library, what is a test or a table of codes. Folders are not descended into: they may be large.
+# Files and folders of the standard library that are left out: tests, code tables, and what was installed.
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
-Names = dict[str, Path]  # of files, as they are called in the text, and where each lies
+Files = dict[str, Path]  # of files, as they are called in the text, and where each lies
 Documents = Iterator[tuple[str, Iterable[bytes]]]  # a name, which decides the side of the split, and blocks of UTF-8
 
 
@@ -45,7 +55,7 @@ class Source(Protocol):
         """Return a digest of the content and, where names decide something, of the names."""
 
     def documents(self, max_bytes: int | None) -> Documents:
-        """Yield the documents in order, and of each little more than `max_bytes`."""
+        """Yield the documents in order. End each document a little after `max_bytes`."""
 
 
 class TextFiles:
@@ -55,7 +65,7 @@ class TextFiles:
     name of a single file is no part of the text; of several files, the names decide the split.
     """
 
-    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+    def __init__(self, config: DataConfig, place: str, files: Files) -> None:
         self.config, self.place, self.sha256 = config, place, (config.sha256 or "").lower()
         self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
         if self.sha256 and len(files) > 1:
@@ -116,7 +126,7 @@ def warn_of_other_formats(sources: Iterable[Source]) -> None:
             log.warning("%s: looks like a table; data=%s reads the text in a column of it", source.place, kind)
 
 
-def state_of(files: Names, limit: float = inf) -> str:
+def state_of(files: Files, limit: float = inf) -> str:
     """Return a digest of names, compressions and contents: of a compressed file all, else at most `limit` bytes."""
     states = []
     for name, file in files.items():
@@ -133,7 +143,7 @@ def state_of(files: Names, limit: float = inf) -> str:
 def _looks_like(files: list[Path]) -> str | None:
     """Return the kind of table that files hold by their endings, or what the first file is by its first bytes."""
     for kind in ("json", "csv", "parquet"):
-        if all(ending(file) in ENDINGS[kind] for file in files):
+        if all(extension(file) in ENDINGS[kind] for file in files):
             return kind
     with suppress(Exception), open_file(files[0]) as content:  # what is wrong is said when the file is read
         begin = content.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
@@ -197,35 +207,31 @@ def text_size(config: DataConfig, limit: int) -> int:
     return n_bytes
 
 
-def files_of(source: Source) -> Names:
+def files_of(source: Source) -> Files:
     """Return the local files of a source; none for a source that is no files."""
-    files: Names = getattr(source, "files", {})
-    return files
+    return getattr(source, "files", {})
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
-    """Open a source, of which nothing is read yet, but a file at an address is downloaded unless the cache has it.
+    """Open a source without reading it. A file at an address is downloaded unless the cache has the file.
 
     `key` is the setting that errors name. Raises UserError, and OSError for the cache.
     """
-    source: Source
     if config.source == "stdlib":
         return TextFiles(config, "data=stdlib", _standard_library())
     if config.source == "hub":
-        source = load("lm.lab.sources.hub.Hub")(config, "data.split" if key == "data.path" else key)
-        return source
+        return from_lab("lm.lab.sources.hub.Hub")(config, "data.split" if key == "data.path" else key)
     path, place = str(config.path), f"{key}={config.path}"
     if is_url(path):
-        files = {"": load("lm.lab.sources.addresses.downloaded")(path, config.cache, key)}
+        files = {"": from_lab("lm.lab.sources.addresses.downloaded")(path, config.cache, key)}
     else:
         files = local_files(path, ENDINGS.get(config.source, ()), key)
     if config.source == "text":
         return TextFiles(config, place, files)
-    source = load(SOURCES[config.source])(config, place, files)
-    return source
+    return from_lab(SOURCES[config.source])(config, place, files)
 
 
-def _standard_library() -> Names:
+def _standard_library() -> Files:
     """Return the source files of the running interpreter's standard library, without tests and code tables."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, below, names in os.walk(root, onerror=raise_error):

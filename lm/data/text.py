@@ -169,7 +169,10 @@ def split(
 def _characters_of_one(
     text: Text, val_fraction: float, limit: int, fold: float | None
 ) -> tuple[np.ndarray, str, float]:
-    """Return the held-out bytes (1, 2) of the document, what is not as usual (words for the hash), and a share of 0."""
+    """Return the held-out bytes (1, 2) of the document, how the split differs from the default, and 0.
+
+    The second value is words that enter the hash, and is empty for the default split.
+    """
     n_folds = round(1 / val_fraction)
     n_after = 0 if fold is None else n_folds - 1 - fold  # folds behind this one
     begin = 0 if fold == 0 else _place_of(text, 1 - (n_after + 1) * val_fraction)
@@ -184,7 +187,11 @@ def _characters_of_one(
 def _documents_by_hash(
     text: Text, val_fraction: float, limit: int, fold: float | None
 ) -> tuple[np.ndarray, str, float]:
-    """Return the held-out bytes (n, 2) of each document, what is not as usual, and the share that was unsuitable."""
+    """Return the held-out bytes (n, 2) of each document, how the split differs from the default, and a share.
+
+    The second value is words that enter the hash, and is empty for the default split. The share is the part of the text
+    that whole documents would hold out, if that is too much or too little; else 0.
+    """
     n_folds = round(1 / val_fraction)
     low, high = (0.0, val_fraction) if fold is None else (fold / n_folds, (fold + 1) / n_folds)
     distances = text.records["position"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64

@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import TokenizerConfig
 from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress, stretches
-from lm.errors import UserError, error_prefix
+from lm.errors import UserError, error_prefix, first_line
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -225,7 +225,7 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     except BaseException as error:  # a panic of the library, as for a malformed part, is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{path}: not a tokenizer.json ({first_line(error)})") from error
     with error_prefix(str(path)):
         tokenizer = Tokenizer(backend, eot)
     if tokenizer.dropout:

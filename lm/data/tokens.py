@@ -25,15 +25,16 @@ from lm.data.sources import Source, open_source, open_sources, warn_of_other_for
 from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
-from lm.registry import load
+from lm.registry import from_lab
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
 FORMAT = 12  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
-SEARCHED, STRETCH_TOKENS, N_STRETCHES = 10_000_000, 64, 50  # training tokens; validation tokens searched in them
-MIN_OVERLAP = 0.001  # share of the validation text in training documents from which on a warning tells
-MIN_COPIED = 0.05  # share of places of the validation text in the training text from which on a warning tells
+SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
+STRETCH_TOKENS, N_STRETCHES = 64, 50  # length and number of these stretches
+MIN_OVERLAP = 0.001  # least share of the validation text in training documents that gives a warning
+MIN_COPIED = 0.05  # least share of places of the validation text in the training text that gives a warning
 CHUNK = 1 << 20  # tokens that a search reads at a time
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def prepare(
         if config.source == "hub" and not downloads:
             place = f"{sources[0].place}: its tokens are not in {folder.parent}"
             raise UserError(f"{place}; give a text: data=text data.path=FILE")
-        build = load("lm.lab.sources.made_elsewhere.link") if config.source == "tokens" else _encode_sources
+        build = from_lab("lm.lab.sources.made_elsewhere.link") if config.source == "tokens" else _encode_sources
         with _cache_folder(folder.parent) as scratch:
             build(scratch, sources, config, tokenizer, quiet)
             if [source.state() for source in sources] != states:

@@ -78,7 +78,7 @@ class Head(nn.Module):
         """
 
     def saved(self, embedding: Tensor) -> dict[str, Tensor]:
-        """Its parameters as they are saved: they alone determine the logits."""
+        """Return the parameters that are saved. With the embedding matrix they determine the logits."""
         return self.state_dict()
 
 

@@ -19,8 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # F.rms_norm needs one dtype, also under autocast
     constants = _constants(x.shape[-1], eps)
     if torch.is_grad_enabled():
-        y: Tensor = _RMSNorm.apply(x, weight, *constants)  # type: ignore[no-untyped-call]
-        return y
+        return _RMSNorm.apply(x, weight, *constants)  # type: ignore[no-untyped-call]
     return _scale(x, _inverse_rms(x, *constants), weight)
 
 

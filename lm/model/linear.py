@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import ModelConfig
+from lm.config import LINEARS, ModelConfig
 from lm.model.user_class import construct
-from lm.registry import load
+from lm.registry import from_lab
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -65,20 +65,13 @@ class Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-# A setting of model.linear -> the class. A class of the lab is named as text and imported if it is chosen.
-LINEARS: dict[str, Callable[..., nn.Module] | str] = {
-    "linear": Linear,
-    "lora": "lm.lab.lora.LoRALinear",
-}
-
-
 def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
     """Return the class of the projection `name`, such as q_proj, called as cls(in, out, bias=...).
 
     With linear=lora a projection has an adapter only where model.lora_targets names the projection.
     """
     if name in config.adapted:
-        return partial(load(str(LINEARS["lora"])), rank=config.rank, alpha=config.alpha)
+        return partial(from_lab("lm.lab.lora.LoRALinear"), rank=config.rank, alpha=config.alpha)
     if config.linear in LINEARS:
         return Linear
     return partial(construct, "model.linear", config.linear)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm.config import HeadConfig, ModelConfig
+from lm.config import GATED, HeadConfig, ModelConfig
 from lm.model.cache import KVCache, attention_inputs
 from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
@@ -47,8 +47,7 @@ def build_norm(width: int, config: ModelConfig) -> nn.Module:
     """Return the norm that model.norm names. Call a class of the user as cls(width, eps=...)."""
     if config.norm in NORMS:
         return NORMS[config.norm](width, config)
-    module: nn.Module = construct("model.norm", config.norm, width, eps=config.norm_eps)
-    return module
+    return construct("model.norm", config.norm, width, eps=config.norm_eps)
 
 
 # --- positions
@@ -56,7 +55,7 @@ def build_norm(width: int, config: ModelConfig) -> nn.Module:
 Rotation = Callable[[Tensor], Tensor]  # (B, H, T, K) to (B, H, T, K)
 
 
-class NoPosition(nn.Module):
+class Position(nn.Module):
     """No position encoding: the causal mask is the only source of order (Haviv et al., 2022).
 
     An encoding is a subclass. The subclass defines `embed` to add to the input of the first block, or `rotation` to
@@ -74,7 +73,7 @@ class NoPosition(nn.Module):
         return lambda heads: heads
 
 
-class Learned(NoPosition):
+class Learned(Position):
     """A learned vector for each position, added to the input embedding (GPT-2)."""
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
@@ -88,7 +87,7 @@ class Learned(NoPosition):
         return x + F.embedding(positions, self.weight)  # (B, T, D)
 
 
-class RoPE(NoPosition):
+class RoPE(Position):
     """Rotary position embedding (Su et al., 2021): a rotation of coordinates (i, i + K/2) by position * theta^(-2i/K).
 
     rope_scaling=[factor, low, high, context] extends a model trained on windows of `context` tokens as Llama 3 does
@@ -122,7 +121,7 @@ class RoPE(NoPosition):
         return rotate
 
 
-POSITIONS: dict[str, type[NoPosition]] = {"rope": RoPE, "learned": Learned, "none": NoPosition}
+POSITIONS: dict[str, type[Position]] = {"rope": RoPE, "learned": Learned, "none": Position}
 
 
 # --- attention
@@ -192,7 +191,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,  # x times sigmoid(x) (Elfwing et al., 2017)
     "swiglu": F.silu,  # activation of the gate (Shazeer, 2020)
 }
-GATED = ("swiglu",)  # a gated FFN has three matrices, so d_ff is usually 2/3 as large
 
 
 class FFN(nn.Module):

@@ -1,12 +1,12 @@
-"""Text for a terminal: tables, values as a user types them, and nothing that would steer the terminal; which process
-prints, and which signal of several is impatience.
+"""Text for a terminal: tables, values as a user types them, and nothing that would steer the terminal.
+
+`is_first_process` says which of several processes prints.
 """
 
 import logging
 import os
 import re
 import shutil
-import signal
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -21,7 +21,6 @@ NO_VALUE = "-"
 # Format characters that show a text in another order, or hide it: embeddings, overrides, isolates, tags.
 STEERING = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 LONG = 12  # number of digits that nobody reads any more
-SHUTDOWN_SECONDS = 2.0  # time in which all signals of one shutdown arrive
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -124,15 +123,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def is_impatient(signum: int, seconds: float) -> bool:
-    """Return whether a signal so many seconds after a first signal asks to stop at once, as a second Ctrl-C does.
-
-    Other signals at nearly the same time are one shutdown: systemd, torchrun, Slurm and a closed terminal signal a
-    process by itself and with its group.
-    """
-    return signum == signal.SIGINT or seconds > SHUTDOWN_SECONDS
 
 
 def is_first_process(world_size: int | None = None) -> bool:

@@ -47,7 +47,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     record["val_loss"] = _val_loss(net, run, data)
     message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
     if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
-        # the loaded model has the positions: net took them over
+        # `net` has copied the learned positions, so the loaded model can score windows of the same length
         loaded.seq_len, loaded.document_separator = net.seq_len, net.document_separator
         record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"

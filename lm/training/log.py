@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from tqdm import tqdm
@@ -21,10 +21,11 @@ from lm.config import RunConfig
 from lm.data.tokens import TextData
 from lm.decoding import generate
 from lm.errors import UserError, reading
-from lm.registry import load
+from lm.registry import from_lab
 from lm.scoring import Scores
 from lm.system.files import csv_text, write_text
 from lm.system.terminal import duration, is_first_process, printable
+from lm.training.resolve import TIMED_STEPS
 from lm.training.run_directory import read_rows
 from lm.training.state import State
 
@@ -39,7 +40,6 @@ COLUMNS = (
     "val/top1",
     "val/tokens",
 )
-TIMED_STEPS = 10  # after the first one, by which the time of a run is estimated
 SAMPLE_TOKENS = 48  # of the continuation that is shown at a validation
 FEW_TOKENS, FEW_SCORED = 5_000, 50  # a few pages to train on; a sentence or two to score
 MANY_EPOCHS = 10  # above which a text is learned by heart
@@ -55,7 +55,7 @@ class Step(NamedTuple):
     norm: Tensor
 
 
-class Observer(Protocol):
+class Observer:
     """What watches the loop of a run, and changes no number of the run."""
 
     def before_clip(self) -> None:
@@ -76,10 +76,11 @@ def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
     }
 
 
-class MetricsFile:
-    """A CSV file with a row for each logged step, once, in order, also after a resume, without times.
+class MetricsFile(Observer):
+    """A CSV file with one row for each logged step, in order. A resume neither repeats nor omits a row.
 
-    Rows of an existing file up to `resume_step` are kept. Trackers (`loggers`) get a copy of each row.
+    The rows hold no times, so a repeated run has the same file. Rows of an existing file up to `resume_step` are kept.
+    Trackers (`loggers`) get a copy of each row.
     """
 
     def __init__(
@@ -105,8 +106,6 @@ class MetricsFile:
         for logger in self.loggers:
             logger.log_metrics(row, step)
 
-    def before_clip(self) -> None: ...
-
     def after_step(self, step: Step, row: dict[str, float]) -> None:
         if row:
             self.append(step.number, row)
@@ -120,7 +119,7 @@ def shows_bar(run: RunConfig) -> bool:
     return is_wanted and is_first_process(run.trainer.world_size)
 
 
-class Progress:
+class Progress(Observer):
     """A bar of tokens, the time that the run will take, and a line at each validation."""
 
     def __init__(self, run: RunConfig, data: TextData, state: State) -> None:
@@ -135,8 +134,6 @@ class Progress:
             leave=False,
             disable=not shows_bar(run),
         )
-
-    def before_clip(self) -> None: ...
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
         if self.bar.update(self.run.tokens_per_step):  # true when tqdm has redrawn, ten times a second
@@ -168,7 +165,7 @@ class Progress:
         left = tqdm.format_interval((run.steps - state.step) * state.seconds / state.step)
         losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
         _write_line(f"step {state.step:,} of {run.steps:,}: {losses}, {left} left")
-        find_prompts = load("lm.lab.measures.samples.validation_prompts", default=lambda data: [])
+        find_prompts = from_lab("lm.lab.measures.samples.validation_prompts", default=lambda data: [])
         prompts = run.prompts if run.prompts is not None else find_prompts(self.data)
         for prompt in prompts[:1]:
             with suppress(UserError):  # a prompt with a character that the tokenizer lacks
@@ -186,8 +183,8 @@ def _write_line(text: str) -> None:
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect."""
     epochs = run.steps * run.tokens_per_step / len(data.train)
-    is_learned = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
-    advice = "; read so often, the text is learned by heart: see docs/own-text.md" if is_learned else ""
+    learns_by_heart = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    advice = "; read so often, the text is learned by heart: see docs/own-text.md" if learns_by_heart else ""
     readings = f"{run.steps:,} steps read the {len(data.train):,} training tokens {epochs:.1f} times"
     log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", readings, advice)
     if resume_step:

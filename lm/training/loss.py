@@ -5,8 +5,8 @@ Both implementations compute the same value and gradients. They differ in memory
 A model that reads its text many times becomes overconfident. The loss of such a model on another text is lowest if its
 logits are divided by more than 1 (Guo et al., 2017). Training divides the logits by the temperature. The undivided
 logits come out smaller if the temperature is below 1 (Agarwala et al., 2020). Scores are of the undivided logits. With
-ngram_smoothing a target is shares of all tokens instead of an id: 1 - ngram_smoothing of the token that follows, and
-the rest as an n-gram model expects.
+ngram_smoothing a target is a probability distribution over the vocabulary instead of a token id: 1 - ngram_smoothing
+for the token that follows, and the rest as an n-gram model expects.
 """
 
 from functools import partial
@@ -32,8 +32,7 @@ def plain(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float 
     """Return the loss from all logits (B, T, V) at once."""
     logits = net(tokens) if temperature == 1 else net(tokens) / temperature
     logits = logits.flatten(0, 1)  # (B*T, V)
-    loss: Tensor = cross_entropy(logits, targets.flatten(0, 1))  # of tokens (B*T,), or of shares of tokens (B*T, V)
-    return loss
+    return cross_entropy(logits, targets.flatten(0, 1))  # of ids (B*T,), or of probabilities (B*T, V)
 
 
 def chunked(net: Transformer, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
@@ -84,4 +83,4 @@ class LossOf(nn.Module):
         self.net, self.loss = net, torch.compile(loss) if run.compile else loss
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.net, tokens, targets)  # ids (B, T), and ids or shares of tokens (B, T, V)
+        return self.loss(self.net, tokens, targets)  # ids (B, T); ids (B, T) or probabilities (B, T, V)

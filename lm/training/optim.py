@@ -65,7 +65,7 @@ def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Op
     """Return AdamW (Loshchilov and Hutter, 2017), or Muon for the matrices of the blocks with AdamW for all else."""
     groups, betas = parameter_groups(net, config, head), (config.betas[0], config.betas[1])
     if config.name == "adamw":
-        return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+        return AdamW(groups, betas=betas, eps=config.eps, fused=True)
     for group in groups:
         if group["name"] == "block_matrices":
             group |= {"momentum": config.momentum, "ns_steps": config.ns_steps}

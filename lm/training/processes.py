@@ -17,10 +17,9 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from lm.config import TrainerConfig
-from lm.errors import UserError
-from lm.system.terminal import is_impatient
+from lm.errors import UserError, first_line
+from lm.system.signals import SHUTDOWN, is_ignored, is_impatient
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = b"stopping after this step; a second signal, such as Ctrl-C, stops at once\n"
 COVER = b"\r\x1b[K"  # erases the line of a terminal, on which a progress bar may stand
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def build_fabric(trainer: TrainerConfig) -> Fabric:
             plugins=[LightningEnvironment()] if is_single else None,
         )
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
+        raise UserError(f"trainer: {first_line(error)}") from error
     if fabric.world_size != trainer.world_size:
         product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
         raise UserError(f"trainer.devices: {product}, but {fabric.world_size} processes train")
@@ -79,7 +78,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Notes a signal inside of `deferred`; a second one, later than a shutdown's echo, ends the process."""
+    """Notes a signal inside of `deferred`. A second signal ends the process if `is_impatient` says so."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -118,6 +117,6 @@ class Signals:
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return SIGNALS. Leave SIGHUP out if nohup ignores it. Add SIGUSR1 if it has no handler."""
-    signums = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    """Return the signals of a shutdown, without SIGHUP if nohup ignores it, and SIGUSR1 if it has no handler."""
+    signums = [s for s in SHUTDOWN if s != signal.SIGHUP or not is_ignored(s)]
     return signums + [signal.SIGUSR1] * (signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)

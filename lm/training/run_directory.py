@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import HASHES, REQUESTED, RunConfig, flat, requested_settings, same_run
+from lm.config import HASHES, REQUESTED, RunConfig, differing_keys, flat, requested_settings
 from lm.data.paths import from_above, last_modified
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import is_run, read_result
@@ -145,7 +145,7 @@ class RunDirectory:
     def check_same_run(self, run: RunConfig, hashes: dict[str, str], ignored: str = "") -> None:
         """Raise UserError with what differs, if `run` is not the run of this directory."""
         saved, settings = self.read_config(), requested_settings(run) | hashes
-        keys = [key for key in same_run(saved, settings) if key != ignored]
+        keys = [key for key in differing_keys(saved, settings) if key != ignored]
         if not keys:
             return
         before, now = flat(saved), flat(settings)

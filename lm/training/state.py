@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
@@ -74,7 +74,7 @@ class State:
         return folder / f"best-{self.best_step:08d}.safetensors"
 
     def update_best(self, loss: float, folder: Path | None) -> None:
-        """Take the validation after this step if its loss is the lowest so far, and write its weights to `folder`."""
+        """If this loss is the lowest so far, record the step, and write the weights of the model to `folder`."""
         if loss < self.best_loss:
             self.best_step, self.best_loss = self.step, loss
             if folder is not None:
@@ -138,7 +138,7 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def remove_later(folder: Path, step: int) -> None:
-    """Delete the best weights of later steps than `step`, which a resume makes again; below 0 everything."""
+    """Delete best weights of steps after `step`, which a resume writes again. Below 0, delete all checkpoints too."""
     for path in [*best_files(folder), *(checkpoints(folder) if step < 0 else [])]:
         if step_of(path) > step:
             path.unlink()
@@ -160,7 +160,7 @@ def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
         except OSError:
             raise
         except Exception as error:  # torch, the unpickler and zipfile have many
-            log.warning("%s: is damaged (%s); trying the one before", path, str(error).partition("\n")[0])
+            log.warning("%s: is damaged (%s); trying the one before", path, first_line(error))
             continue
         if content["config_hash"] != config_hash:
             raise UserError(f"{path}: a checkpoint of another run; remove it")

@@ -18,14 +18,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from lm.config import REQUESTED, RunConfig, check_init, config_hash, flat, requested_settings, same_run
+from lm.config import REQUESTED, RunConfig, check_init, config_hash, differing_keys, flat, requested_settings
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.errors import Diverged, error_prefix
 from lm.folder import read_base, read_result, save_model
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
-from lm.registry import load
+from lm.registry import from_lab
 from lm.scoring import Scores, validate
 from lm.system.code import code_identity
 from lm.system.device import fast_attention, is_mixed, seed_generators
@@ -50,7 +50,7 @@ from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.state import State, newest_checkpoint, remove_later
 
-# Launchers that start the same command again say so; the run then goes on, whatever was typed.
+# Set by launchers that start a command again. The run then resumes, even with checkpoint.resume=false.
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
         engine = setup(run, directory, hashes, data, stack)
         run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
-            # `finish` runs outside of this context: the command `evaluate` repeats its score without the context.
+            # `evaluate` computes attention without this context, so `finish`, whose score it must repeat, does too.
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
             with signals.deferred(), attention:
                 fit(engine, signals)
@@ -183,7 +183,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_identity()}
     requested, saved = requested_settings(run), directory.read_config()
     identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
-    if saved and (begun or not same_run(saved, requested | hashes)):  # the first command said what was asked for
+    if saved and (begun or not differing_keys(saved, requested | hashes)):  # the first command said what was asked for
         identity |= {key: saved[key] for key in ("config_hash", "requested")}
     if begun:
         directory.check_same_run(run, hashes)
@@ -213,7 +213,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     if is_first:
         step = checkpoint["step"] if checkpoint else 0
         if any(asdict(run.logger).values()):
-            trackers = load("lm.lab.trackers.trackers")
+            trackers = from_lab("lm.lab.trackers.trackers")
             loggers = stack.enter_context(trackers(run, directory.path, settings, step))
         remove_later(directory.checkpoints, step if resumes else -1)
         directory.write_config(settings)
@@ -245,7 +245,7 @@ def expected_tokens(run: RunConfig, data: TextData) -> Any:
         return None
     vocab_size = data.tokenizer.vocab_size
     n_rows = max(vocab_size, run.model.vocab_rows or 0)
-    return load("lm.lab.targets.ExpectedTokens")(data.train, vocab_size, n_rows=n_rows)
+    return from_lab("lm.lab.targets.ExpectedTokens")(data.train, vocab_size, n_rows=n_rows)
 
 
 def training_stream(fabric: Fabric, run: RunConfig, data: TextData, expected: Any) -> TrainingStream:
@@ -277,9 +277,9 @@ def observers_of(engine: Engine) -> list[Observer]:
         Progress(run, engine.data, state),
     ]
     if run.diagnostics.every:
-        observers.append(load("lm.lab.measures.diagnostics.Diagnostics")(engine))
+        observers.append(from_lab("lm.lab.measures.diagnostics.Diagnostics")(engine))
     if run.prompts and run.validation.every:
-        observers.append(load("lm.lab.measures.samples.SamplesFile")(engine))
+        observers.append(from_lab("lm.lab.measures.samples.SamplesFile")(engine))
     return observers
 
 
@@ -359,7 +359,7 @@ def finish(engine: Engine) -> dict[str, Any]:
     metrics = MetricsFile(directory.metrics, state.step - 1, loggers=engine.loggers)
     metrics.append(state.step, state.last_row | validation_metrics(last, data))
     model = merged(net)
-    samples = load("lm.lab.measures.samples.draw_samples", default=no_samples)(
+    samples = from_lab("lm.lab.measures.samples.draw_samples", default=no_samples)(
         model, data, run.prompts, is_finished=True
     )
     result = build_result(run, engine.settings, engine.cost, data, state, scores, samples)
@@ -369,10 +369,10 @@ def finish(engine: Engine) -> dict[str, Any]:
     log_baseline(result)
     save_model(model, data.tokenizer, directory.model)
     if run.model.adapted:
-        load("lm.lab.formats.adapter.save_adapter")(net, run.init_from, directory.adapter)
+        from_lab("lm.lab.formats.adapter.save_adapter")(net, run.init_from, directory.adapter)
     write_json(directory.result, result)
     if engine.loggers:
-        load("lm.lab.trackers.log_result")(engine.loggers, engine.settings, result)
+        from_lab("lm.lab.trackers.log_result")(engine.loggers, engine.settings, result)
     return result
 
 
@@ -380,8 +380,7 @@ def merged(net: Transformer) -> Transformer:
     """Return a model of plain projections that computes the same as a model with adapters."""
     if not net.config.adapted:
         return net
-    plain: Transformer = load("lm.lab.lora.merged")(net)
-    return plain
+    return from_lab("lm.lab.lora.merged")(net)
 
 
 def no_samples(*_: Any, **__: Any) -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ from lm.lab.ablation.folder import (
     lock_output_dir,
     write_record,
 )
-from lm.lab.ablation.judge import detectable, level
+from lm.lab.ablation.judge import alpha_of, detectable
 from lm.lab.ablation.plan import (
     Plan,
     RunSpec,
@@ -71,7 +71,6 @@ def ablate(
     step = next_runs(plan, tries)
     if step.missing:
         time_steps(arm for arm in plan.arms.values() if not arm.seconds_per_step)
-        plan.specs.clear()  # they hold the seconds of a run
         step = next_runs(plan, tries)
     results = results_of(step.record, plan.reader)
     on_plan(plan, step, results)
@@ -198,7 +197,7 @@ def minimum_detectable(results: Results) -> float | None:
     """Return the difference that all seeds would detect; None before two pairs have finished."""
     sds = [row.sd for row in results.contrasts if row.sd and row.family != "weighted"]
     n, tests = len(results.question.seeds), len(results.question.primary_arms())
-    return detectable(median(sds), n, level(results.question) / tests) if sds and n > 1 else None
+    return detectable(median(sds), n, alpha_of(results.question) / tests) if sds and n > 1 else None
 
 
 def plan_json(plan: Plan, step: Step, results: Results) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.question import TUNED_SETTING, Question
-from lm.model.size import flops_per_token, n_params
+from lm.lab.ablation.question import Question
+from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.code import code_identity, code_of
 from lm.training.init_from import check_start
-from lm.training.optim import step_flops
 from lm.training.resolve import build_model, resolve, step_timer, with_steps
+from lm.training.result import cost_of
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
@@ -137,10 +137,9 @@ def _build_arm(
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting takes seconds
         size, flops, seconds = earlier.n_params, earlier.flops_per_token, earlier.seconds_per_step
     else:
-        net = meta_model(run, vocab_size)
-        size, seconds = n_params(net), 0.0
-        flops = flops_per_token(net) + step_flops(net, run.optim, run.head) // run.tokens_per_step
-    tuned = TUNED_SETTING.get(str(question.tune), question.tune)
+        cost = cost_of(meta_model(run, vocab_size), run)
+        size, flops, seconds = cost["n_params"], cost["flops_per_token"], 0.0
+    tuned = question.tuned_setting
     return Arm(
         name=name,
         overrides=question.arms[name],

@@ -28,7 +28,7 @@ from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import FILE, RunReader, normalised, read_record
-from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, TUNED_SETTING, AblateConfig, Question
+from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH
@@ -298,13 +298,12 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            seed = question.seeds[0] + question.seed_offsets.get(name, 0)
+            seed = question.seed_of(name, question.seeds[0])
             runs[name] = compose(_of_seed([*(common | own).values()], seed))
             check_init(runs[name])
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
-    if question.tune is not None:
-        setting = TUNED_SETTING.get(question.tune, question.tune)
+    if (setting := question.tuned_setting) is not None:
         are_numbers = all(isinstance(values.get(setting, ""), float | None) for values in settings.values())
         is_fixed = setting in NOT_OF_AN_ARM or setting.startswith(OF_TEXT)  # values are compared at one length and text
         expected = "learning_rate, or a setting of train that takes any number and chooses neither length nor text"
@@ -344,7 +343,7 @@ def compose_seeds(
     for name, run in runs.items():
         words = [*(_by_key([*question.overrides, *typed]) | _by_key(question.arms[name])).values()]
         for seed in question.seeds if any(SEED in word for word in words) else ():
-            own_seed = seed + question.seed_offsets.get(name, 0)
+            own_seed = question.seed_of(name, seed)
             with error_prefix(f"ablation.arms.{name}"):
                 own = compose(_of_seed(words, own_seed))
                 if _tokenizer_of(own) != _tokenizer_of(run):

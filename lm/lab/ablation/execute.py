@@ -23,14 +23,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lm.config import foreign_classes
-from lm.errors import Diverged, UserError, without_secrets
+from lm.errors import Diverged, UserError, first_line, without_secrets
 from lm.lab.ablation.arms import code_hash
 from lm.lab.ablation.folder import Failure
-from lm.lab.ablation.forkserver import PROCESSES, SHUTDOWN, warm_up
+from lm.lab.ablation.forkserver import PROCESSES, warm_up
 from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.device import cores
 from lm.system.files import json_sha256, write_json
+from lm.system.signals import SHUTDOWN
 from lm.system.terminal import MessageHandler
 
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
@@ -160,7 +161,7 @@ def describe_exit_code(code: int) -> Ending:
 
 
 def _run_in_process(spec: RunSpec, gpu: int | None) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SHUTDOWN - {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SHUTDOWN} - {signal.SIGINT})
     threading.Thread(target=_exit_with_driver, daemon=True).start()
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -192,7 +193,7 @@ class Ray(Engine):
             self.ray.init(address=address, log_to_driver=False, logging_level="error")
         except Exception as error:  # of many kinds, in several lines
             expected = "expected a running cluster, as `ray start --head` starts one"
-            raise UserError(f"ray.address={address}: {_first_line(error)} {expected}") from error
+            raise UserError(f"ray.address={address}: {first_line(error)} {expected}") from error
         signal.signal(signal.SIGTERM, handler)
 
     def default_workers(self, threads: int) -> int:
@@ -212,7 +213,7 @@ class Ray(Engine):
             return Ending(Failure.ERROR, _last_line(error))
         except errors.RayError as error:
             kind = Failure.ERROR if isinstance(error, errors.OutOfMemoryError) else Failure.KILLED
-            return Ending(kind, f"{type(error).__name__}: {_first_line(error)}"[:300])
+            return Ending(kind, f"{type(error).__name__}: {first_line(error)}"[:300])
         return Ending(None, "ended without a result")
 
     def cancel(self, handle: Any) -> None:
@@ -253,7 +254,7 @@ class Slurm(Engine):
         try:
             self.submitter.update_parameters(**job_parameters(name, spec.threads, spec.gpus, self.settings))
         except (ValueError, TypeError) as error:
-            raise UserError(f"slurm.parameters: {_first_line(error)}") from error
+            raise UserError(f"slurm.parameters: {first_line(error)}") from error
         try:
             return self.submitter.submit(self.function, spec, self.name, os.getcwd())
         except Exception as error:  # submitit's own, of what sbatch said
@@ -295,10 +296,6 @@ def _imported(package: str, extra: str) -> Any:
     except ModuleNotFoundError:
         advice = f'install it with `pip install "lm-lab[{extra}]"`'
         raise UserError(f"executor={extra}: the package {package} is missing; {advice}") from None
-
-
-def _first_line(error: BaseException | str) -> str:
-    return (str(error).strip() or "no reason given").splitlines()[0]
 
 
 def _last_line(error: BaseException | str) -> str:
@@ -355,7 +352,7 @@ def make_run(spec: RunSpec, engine: str) -> None:
     except Exception as error:
         print(without_secrets(traceback.format_exc()), file=sys.stderr)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        reason = _first_line(error)
+        reason = first_line(error)
         spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)
 
 

@@ -22,7 +22,7 @@ import pandas as pd
 from lm.config import build, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
-from lm.lab.ablation.question import TUNED_SETTING, AblateConfig, Question
+from lm.lab.ablation.question import AblateConfig, Question
 from lm.system.files import LOCK, json_sha256, read_csv, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
@@ -101,15 +101,14 @@ def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, fa
     `seed` is the seed of the pair, and `factor` multiplies the tuned setting.
     """
     values: dict[str, Any] = {
-        "seed": seed + question.seed_offsets.get(name, 0),
+        "seed": question.seed_of(name, seed),
         "trainer.max_steps": arm.steps,
         "trainer.max_epochs": None,
         "max_tokens": None,
     }
     if question.folds:
         values["data.fold"] = question.first_fold + question.seeds.index(seed)
-    if factor != 1:
-        setting = TUNED_SETTING.get(str(question.tune), str(question.tune))
+    if factor != 1 and (setting := question.tuned_setting):
         values[setting] = float(f"{arm.settings[setting] * factor:.6g}")
     return values
 
@@ -126,8 +125,7 @@ def read_record(folder: Path) -> AblationRecord:
         raise UserError(f"output_dir={folder}: is a study that is frozen as published; name another output_dir")
     try:
         with reading(folder / FILE):
-            record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
-            return record
+            return build(AblationRecord, read_json(folder / FILE))
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 

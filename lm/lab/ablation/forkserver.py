@@ -1,8 +1,9 @@
-"""The server from which the processes of runs are forked. It has done their imports once; this module has none.
+"""The server from which the processes of runs are forked.
 
-The server and all that it forks block the signals of a shutdown, which a terminal, systemd and Slurm send to every
-process of a command: runs would seem to have ended that still save their checkpoints. Runs unblock all but SIGINT, for
-Ctrl-C is for the driver.
+The server imports once what all runs need; this module itself imports nothing heavy. The server and its forks block
+the signals of a shutdown, which a terminal, systemd and Slurm send to every process of a command. Without this block,
+runs that still save a checkpoint would seem to have ended. A run unblocks all of these signals but SIGINT, because
+Ctrl-C is meant for the driver.
 """
 
 import multiprocessing
@@ -11,8 +12,9 @@ import multiprocessing.resource_tracker
 import signal
 from typing import Any
 
+from lm.system.signals import SHUTDOWN
+
 PROCESSES: Any = multiprocessing.get_context("forkserver")
-SHUTDOWN = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def warm_up() -> None:

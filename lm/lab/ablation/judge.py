@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import special
 
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.question import METRICS, Question, weighted_sum
+from lm.lab.ablation.question import METRICS, MOST_SEEDS, Question, weighted_sum
 from lm.lab.ablation.tuning import Ladder, climb
 
 ALPHA = 0.05
@@ -22,7 +22,6 @@ POWER = 0.8
 MIN_SEEDS = 3  # below, there is no verdict
 SAME = 1e-5  # relative spread of differences that are equal but for rounding, of single precision too
 ROUNDING = 1e-12  # of the values: what a difference may have by rounding alone
-MOST_SEEDS = 1000  # that are worth naming
 FAMILIES = ("primary", "secondary", "weighted")  # each is corrected for its own number of comparisons
 
 
@@ -81,7 +80,7 @@ class Scored:
     """The scores of an arm by seed (lower is better), and the seeds that it lost."""
 
     seeds: set[int]  # at which it was to be scored
-    untrainable: str  # empty if a run trained; else "failed" if a run failed, or "diverged"
+    untrainable: str  # "failed" or "diverged" if no run trained at MIN_SEEDS seeds or more; else empty
     scores: dict[int, float]
     diverged: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
@@ -106,19 +105,19 @@ def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord])
     contrasts = [_contrast(question, name, own, scored) for name, own in weights.items()]
     for family in FAMILIES:
         _adjust([contrast for contrast in contrasts if contrast.family == family])
-    for contrast, own in zip(contrasts, weights.values(), strict=True):
-        contrast.verdict, contrast.undecided_by = _verdict(contrast, own, scored)
+    for contrast in contrasts:
+        contrast.verdict, contrast.undecided_by = _verdict(contrast, scored)
     return contrasts
 
 
 def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     """Return the scores of an arm from its runs. A seed of a tuned arm has one if its ladder is whole."""
-    sign = 1 if METRICS[question.metric][0] else -1
+    sign = METRICS[question.metric].sign
     status = runs["status"].mask((runs["status"] == "failed") & ~runs["is_own_failure"].astype(bool), "missing")
     frame = runs.assign(loss=sign * runs[question.metric].astype(float), status=status)
     ends, seeds = {*frame["status"]}, {*map(int, frame["seed"])}
     is_lost = ends <= {"diverged", "failed"} and len(seeds) >= MIN_SEEDS
-    untrainable = max(ends) if is_lost else ""  # "failed" comes after "diverged"
+    untrainable = ("failed" if "failed" in ends else "diverged") if is_lost else ""
     if is_tuned:
         ladder = climb(frame)
         return Scored(seeds, untrainable, ladder.scores, ladder=ladder)
@@ -127,14 +126,15 @@ def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     return Scored(seeds, untrainable, {int(seed): float(loss) for seed, loss in done.items()}, diverged, failed)
 
 
-def level(question: Question) -> float:
+def alpha_of(question: Question) -> float:
     """Return the level of the tests: ALPHA divided by the number of looks (Bonferroni)."""
     return ALPHA / max(1, len(question.looks))
 
 
 def _contrast(question: Question, name: str, weights: Mapping[str, float], scored: Mapping[str, Scored]) -> Contrast:
-    sign = 1 if METRICS[question.metric][0] else -1
+    sign = METRICS[question.metric].sign
     own = {arm: scored[arm] for arm in weights}
+    ladders = {arm: result.ladder for arm, result in own.items() if result.ladder}
     seeds = [seed for seed in question.seeds if all(seed in arm.scores for arm in own.values())]
     losses = [_sum([weight * own[arm].scores[seed] for arm, weight in weights.items()]) for seed in seeds]
     first, other = sides(weights)
@@ -149,7 +149,7 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         metric=question.metric,
         budget=question.budget,
         equivalence_margin=question.equivalence_margin,
-        alpha=level(question),
+        alpha=alpha_of(question),
         n_planned=len(set[int]().union(*(result.seeds for result in own.values()))),
         n_seeds=len(seeds),
         seeds=seeds,
@@ -160,12 +160,10 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         failed={arm: result.failed for arm, result in own.items() if result.failed},
         untrainable=[arm for arm, result in own.items() if result.untrainable],
         weights=dict(weights),
-        best={arm: result.ladder.best for arm, result in own.items() if result.ladder},
-        tried={arm: result.ladder.n_tried for arm, result in own.items() if result.ladder},
-        dropped={
-            arm: len(result.ladder.dropped) for arm, result in own.items() if result.ladder and result.ladder.dropped
-        },
-        gains={arm: result.ladder.gain for arm, result in own.items() if result.ladder and result.ladder.gain},
+        best={arm: ladder.best for arm, ladder in ladders.items()},
+        tried={arm: ladder.n_tried for arm, ladder in ladders.items()},
+        dropped={arm: len(ladder.dropped) for arm, ladder in ladders.items() if ladder.dropped},
+        gains={arm: ladder.gain for arm, ladder in ladders.items() if ladder.gain},
     )
     if len(losses) > 1:
         down = sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight > 0)
@@ -258,25 +256,25 @@ def detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
     return float(special.stdtrit(n - 1, 1 - alpha / 2) + special.stdtrit(n - 1, POWER)) * sd / math.sqrt(n)
 
 
-def interval(values: Sequence[float], level: float = 1 - ALPHA) -> tuple[float, float] | None:
+def interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> tuple[float, float] | None:
     """Return the t interval of the mean (Student, 1908); None for fewer than two values."""
     if len(values) < 2:
         return None
-    half = float(special.stdtrit(len(values) - 1, (1 + level) / 2)) * stdev(values) / math.sqrt(len(values))
+    half = float(special.stdtrit(len(values) - 1, (1 + confidence) / 2)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 
-def _verdict(contrast: Contrast, weights: Mapping[str, float], scored: Mapping[str, Scored]) -> tuple[str, str | None]:
+def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str | None]:
     """Return the verdict, and why there is none if the interval is not the reason."""
-    arms = {*weights}
-    positive = {arm for arm, weight in weights.items() if weight > 0}
+    arms = {*contrast.weights}
+    positive = {arm for arm, weight in contrast.weights.items() if weight > 0}
     if untrainable := {*contrast.untrainable}:
         others_train = all(len(scored[arm].scores) >= MIN_SEEDS for arm in arms - untrainable)
-        have_diverged = [scored[arm].untrainable for arm in untrainable] == ["diverged"]
-        if len(arms) == 2 and have_diverged and others_train:
+        have_diverged = all(scored[arm].untrainable == "diverged" for arm in untrainable)
+        if len(arms) == 2 and len(untrainable) == 1 and have_diverged and others_train:
             return "worse" if untrainable == positive else "better", None
         return "undecided", "untrainable"
-    ladders = [scored[arm].ladder for arm in weights]
+    ladders = [scored[arm].ladder for arm in arms]
     if any(ladder is not None and ladder.best is None and ladder.dropped for ladder in ladders):
         return "undecided", "unstable"
     if contrast.n_seeds < MIN_SEEDS:
@@ -287,7 +285,7 @@ def _verdict(contrast: Contrast, weights: Mapping[str, float], scored: Mapping[s
     if contrast.p_equivalent_adjusted is not None and contrast.p_equivalent_adjusted <= alpha:
         verdict = "equivalent"
     elif contrast.p_adjusted <= alpha:
-        verdict = "better" if (contrast.mean_difference < 0) == METRICS[contrast.metric][0] else "worse"
+        verdict = "better" if METRICS[contrast.metric].sign * contrast.mean_difference < 0 else "worse"
     favoured = {"better": positive, "worse": arms - positive, "equivalent": arms}.get(verdict, set())
     if favoured & {*contrast.diverged, *contrast.failed}:
         return "undecided", "survivors"

@@ -55,7 +55,6 @@ class RunSpec(Run):
 
     run: RunConfig  # its run_dir is absolute
     identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
-    seconds: float = 0.0  # that it is expected to take
 
     @property
     def files(self) -> RunFiles:
@@ -100,7 +99,7 @@ class Plan:
         run_dir = f"{RUNS}/{arm.name}-seed{own_seed}-{name}"
         run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
         about: dict[str, Any] = {"arm": arm.name, "seed": seed, "factor": by, "run_dir": run_dir}
-        return RunSpec(**about, run=run, identity=identity, seconds=arm.seconds())
+        return RunSpec(**about, run=run, identity=identity)
 
     def status(self, run: Run) -> str:
         """Return done, diverged, failed (by itself), lost (killed from outside) or missing."""
@@ -174,7 +173,7 @@ def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> f
         return None
     metric = plan.question.metric
     scores = [float(plan.reader.outcome(spec.run_dir).result[metric]) for spec in specs]
-    return sum(scores) / len(scores) * (1 if METRICS[metric][0] else -1)
+    return sum(scores) / len(scores) * METRICS[metric].sign
 
 
 def _reported(plan: Plan, rungs: Mapping[str, Sequence[int]], seeds: Sequence[int]) -> list[RunSpec]:
@@ -212,7 +211,7 @@ def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
 
 def seconds_to_go(plan: Plan, step: Step) -> float:
     """Return how long the busiest worker takes for what is missing; ladders whose middle is not known count too."""
-    seconds = [spec.seconds for spec in step.missing]
+    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing]
     mean = sum(arm.seconds() for arm in plan.arms.values()) / len(plan.arms)
     loads = [0.0] * plan.record.workers
     for duration in sorted([*seconds, *[mean] * step.n_open], reverse=True):

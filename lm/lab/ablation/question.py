@@ -4,16 +4,25 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm.errors import UserError, expand_paths, require, require_choice, require_min, require_seed
 
-METRICS = {  # name -> whether lower is better, the unit, and words for pages
-    "val_loss": (True, "nats per token", "validation loss, nats per token"),
-    "val_bpb": (True, "bits per byte", "validation loss, bits per byte"),
-    "val_top1": (False, "fraction of tokens", "next-token accuracy on the validation text"),
-    "value": (True, "in value", "value"),  # of the rows of any program
-    "higher_value": (False, "in value", "value"),
+
+class Metric(NamedTuple):
+    """What the arms are scored by."""
+
+    sign: int  # of a loss, 1; -1 where higher is better
+    unit: str
+    words: str  # for pages
+
+
+METRICS = {
+    "val_loss": Metric(1, "nats per token", "validation loss, nats per token"),
+    "val_bpb": Metric(1, "bits per byte", "validation loss, bits per byte"),
+    "val_top1": Metric(-1, "fraction of tokens", "next-token accuracy on the validation text"),
+    "value": Metric(1, "in value", "value"),  # of the rows of any program
+    "higher_value": Metric(-1, "in value", "value"),
 }
 RUN_METRICS = ("val_loss", "val_bpb", "val_top1")
 BUDGETS = {"tokens": "tokens", "flops": "FLOPs"}
@@ -61,7 +70,7 @@ class Question:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
         require_choice("ablation.metric", self.metric, (*METRICS,))
         require_choice("ablation.budget", self.budget, BUDGETS)
-        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
+        margin, unit = self.equivalence_margin, METRICS[self.metric].unit
         is_margin = margin is None or 0 < margin < math.inf
         require(is_margin, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         is_needed = margin is None and self.metric == "val_top1"
@@ -77,6 +86,15 @@ class Question:
 
     def primary_arms(self) -> list[str]:
         return self.primary or [*self.pairs()]
+
+    def seed_of(self, arm: str, seed: int) -> int:
+        """Return the seed of the run of an arm that is paired at a seed of the question."""
+        return seed + self.seed_offsets.get(arm, 0)
+
+    @property
+    def tuned_setting(self) -> str | None:
+        """Return the setting of train that each arm is tuned by."""
+        return TUNED_SETTING.get(self.tune, self.tune) if self.tune else None
 
     def _check_arms(self) -> None:
         require(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")

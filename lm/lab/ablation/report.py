@@ -103,7 +103,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "is_refreshed": False,
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
         "unit": results.unit,
-        "metric_name": METRICS[question.metric][2],
+        "metric_name": METRICS[question.metric].words,
         "ci": results.ci,
         "inner_ci": percent(1 - 2 * results.contrasts[0].alpha),
         "alpha": results.contrasts[0].alpha,
@@ -130,7 +130,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     else:
         yield "seeds", f"{results.n_seeds} for each arm"
     better = "lower" if results.lower_is_better else "higher"
-    yield "metric", f"{METRICS[question.metric][2]}; {better} is better"
+    yield "metric", f"{METRICS[question.metric].words}; {better} is better"
     margin = question.equivalence_margin
     if margin is None:
         yield "equivalence margin", "not given, so nothing is called equivalent"

@@ -23,7 +23,7 @@ from lm.lab.ablation.folder import (
     read_record,
     settings_of_run,
 )
-from lm.lab.ablation.judge import Contrast, judge, level, score
+from lm.lab.ablation.judge import Contrast, alpha_of, judge, score
 from lm.lab.ablation.question import METRICS, SEED, Question
 from lm.lab.ablation.sentence import percent, sentence
 from lm.lab.ablation.tuning import Ladder
@@ -102,16 +102,16 @@ class Results:
 
     @property
     def lower_is_better(self) -> bool:
-        return METRICS[self.question.metric][0]
+        return METRICS[self.question.metric].sign > 0
 
     @property
     def unit(self) -> str:
-        return METRICS[self.question.metric][1]
+        return METRICS[self.question.metric].unit
 
     @property
     def ci(self) -> str:
-        """The name of the intervals, with their level, which planned looks change."""
-        return f"{percent(1 - level(self.question))} CI"
+        """The name of the intervals, with their confidence, which planned looks change."""
+        return f"{percent(1 - alpha_of(self.question))} CI"
 
     def counts(self) -> dict[str, int]:
         """Return how many runs have each status."""

@@ -46,17 +46,17 @@ def _finding(contrast: Contrast, question: Question) -> str:
         return f"no run of {' and '.join(contrast.untrainable)} trained"
     if mean is None:
         return "no seed has finished in all arms"
-    level = 1 - contrast.alpha
+    confidence = 1 - contrast.alpha
     if contrast.verdict == "equivalent":  # the interval of the two one-sided tests
-        level -= contrast.alpha
-        low, high = interval(contrast.differences, level) or (mean, mean)
+        confidence -= contrast.alpha
+        low, high = interval(contrast.differences, confidence) or (mean, mean)
         low, high = low - contrast.gain_low, high + contrast.gain_high
     seeds = f"{contrast.n_seeds} seed{'s' * (contrast.n_seeds > 1)}"
     if question.metric in RUN_METRICS:
         seeds += " and validation texts" if question.folds else ", on this validation text"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
-    ends = f"{percent(level)} CI {_end(contrast, low)} to {_end(contrast, high)}"
+    ends = f"{percent(confidence)} CI {_end(contrast, low)} to {_end(contrast, high)}"
     return f"{_amount(contrast, mean)} ({ends}, {seeds})"
 
 
@@ -119,7 +119,7 @@ def _lost(contrast: Contrast) -> list[str]:
 
 def _gains(contrast: Contrast, question: Question) -> list[str]:
     """Return what arms may still gain where the best value is an end of the ladder."""
-    digits, unit = decimals(question.equivalence_margin or 0.01), METRICS[question.metric][1]
+    digits, unit = decimals(question.equivalence_margin or 0.01), METRICS[question.metric].unit
     return [
         f"{arm} may still gain {fixed(gain, digits)} {unit} beyond its ladder, which the interval counts"
         for arm, gain in contrast.gains.items()
@@ -141,7 +141,7 @@ def _missing(contrast: Contrast) -> list[str]:
         told.append(f"about {contrast.seeds_needed} seeds would detect {margin_in_words(contrast.metric, margin)}")
     elif contrast.minimum_detectable is not None:
         size = fixed(contrast.minimum_detectable, contrast.digits)
-        told.append(f"these seeds would detect a difference of {size} {METRICS[contrast.metric][1]}")
+        told.append(f"these seeds would detect a difference of {size} {METRICS[contrast.metric].unit}")
     return told
 
 
@@ -166,7 +166,7 @@ def margin_in_words(metric: str, margin: float) -> str:
     return (
         f"{100 * math.expm1(margin):.2g} % of perplexity"
         if metric == "val_loss"
-        else f"{margin:g} {METRICS[metric][1]}"
+        else f"{margin:g} {METRICS[metric].unit}"
     )
 
 
@@ -183,7 +183,7 @@ def _is_perplexity(contrast: Contrast) -> bool:
 
 def _amount(contrast: Contrast, mean: float) -> str:
     if not _is_perplexity(contrast):
-        return f"{signed(mean, contrast.digits)} {METRICS[contrast.metric][1]}"
+        return f"{signed(mean, contrast.digits)} {METRICS[contrast.metric].unit}"
     share = 100 * abs(math.expm1(mean))
     if share < 0.05 and contrast.verdict in ("equivalent", "undecided"):
         return "the same perplexity"

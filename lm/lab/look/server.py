@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlencode
 
 from lm.config import build
 from lm.decoding import Sampling
-from lm.errors import DAMAGE, UserError, require, require_seed
+from lm.errors import DAMAGE, UserError, first_line, require, require_seed
 from lm.lab.ablation.folder import is_locked
 from lm.lab.ablation.report import html_report
 from lm.lab.ablation.results import read_results
@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         except UserError:
             raise
         except DAMAGE as error:
-            raise _Refusal(400, f"not a question ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+            raise _Refusal(400, f"not a question ({type(error).__name__}: {first_line(error)})") from error
 
     def _stream(self, rows: Iterator[dict[str, Any]]) -> None:
         end = time.monotonic() + MAX_SECONDS

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lm.lab.measures.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.model.transformer import Transformer
 from lm.scoring import validate
-from lm.training.log import MetricsFile, Step
+from lm.training.log import MetricsFile, Observer, Step
 
 if TYPE_CHECKING:
     from lm.training.train import Engine
@@ -69,8 +69,8 @@ class EmbeddingGradient:
         return input_grad, grad.float() if own else grad.float() - input_grad
 
 
-class Diagnostics:
-    """Observer that writes a row of diagnostics.csv every `diagnostics.every` steps and after the last one."""
+class Diagnostics(Observer):
+    """Writes a row of diagnostics.csv every `diagnostics.every` steps and after the last one."""
 
     def __init__(self, engine: "Engine") -> None:
         self.run, self.data, self.state = engine.run, engine.data, engine.state

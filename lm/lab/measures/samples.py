@@ -13,7 +13,7 @@ from lm.decoding import generate
 from lm.errors import UserError
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
-from lm.training.log import Step
+from lm.training.log import Observer, Step
 from lm.training.run_directory import SAMPLE_TEMPERATURE, read_samples
 
 if TYPE_CHECKING:
@@ -47,18 +47,16 @@ def draw_samples(
     return rows
 
 
-class SamplesFile:
-    """Observer that writes a line of samples.jsonl at each validation; the last samples are in result.json.
+class SamplesFile(Observer):
+    """Writes a line of samples.jsonl at each validation; the last samples are in result.json.
 
-    Lines of later steps than the step of a resume are cut off: they are written again.
+    A resume cuts off the lines of later steps and writes these lines again.
     """
 
     def __init__(self, engine: "Engine") -> None:
         self.engine, self.path = engine, engine.directory.samples
         kept = [row for row in read_samples(self.path) if row["step"] <= engine.state.step]
         write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
-
-    def before_clip(self) -> None: ...
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
         if "val/loss" not in row:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.paths import BLOCK, COMPRESSED, ending, first_line, open_file
+from lm.data.paths import BLOCK, COMPRESSED, extension, named, open_file
 from lm.errors import UserError
 from lm.system.files import scratch_folder
 
@@ -28,7 +28,7 @@ def downloaded(url: str, cache: Path, key: str = "data.path", downloads: bool = 
     """
     name = url.partition("?")[0].lower()
     last = os.path.splitext(name)[1]
-    ends = ending(name) + last * (last in COMPRESSED)
+    ends = extension(name) + last * (last in COMPRESSED)
     file = cache / "downloads" / (hashlib.sha256(url.encode()).hexdigest()[:32] + ends)
     if file.exists():
         return file
@@ -43,7 +43,7 @@ def downloaded(url: str, cache: Path, key: str = "data.path", downloads: bool = 
         if isinstance(error, OSError) and error.errno in CACHE_ERRORS:
             raise OSError(error.errno, error.strerror, str(error.filename or file)) from error
         status = getattr(error.__cause__ or error, "status", None)
-        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        reason = f"status {status}" if status else named(error.__cause__ or error)
         raise UserError(f"{key}={url}: could not be downloaded ({reason})") from error
     return file
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm.config import DataConfig
-from lm.data.paths import ENDINGS, ending, first_line
+from lm.data.paths import ENDINGS, extension, named
 from lm.data.sources import COMMIT, Documents
 from lm.errors import UserError
 from lm.lab.sources.addresses import TIMEOUT
@@ -61,7 +61,7 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
         if config.split not in splits:
             raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
         files = [str(file) for file in splits[config.split]]
-        kinds = {file: kind for file in files for kind in READERS if ending(file) in ENDINGS[kind]}
+        kinds = {file: kind for file in files for kind in READERS if extension(file) in ENDINGS[kind]}
         if len(kinds) == len(files):
             for file, kind in kinds.items():
                 yield from cells_in(file, kind, config.column)
@@ -87,5 +87,5 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
         raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
+        reason = f"answers with status {status}" if status else f"cannot be read ({named(error)})"
         raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error

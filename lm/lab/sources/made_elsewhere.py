@@ -13,7 +13,7 @@ import numpy as np
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
-from lm.data.sources import Documents, Names, Source, files_of, state_of
+from lm.data.sources import Documents, Files, Source, files_of, state_of
 from lm.data.tokenizer import GROUP, Tokenizer, load_tokenizer
 from lm.data.tokens import CHUNK, chunk_starts, mapped, write_meta
 from lm.errors import UserError
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class TokenFile:
     """A file of token ids, which stays where it is: `link` makes a folder of the cache that leads to it."""
 
-    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+    def __init__(self, config: DataConfig, place: str, files: Files) -> None:
         self.place, self.files = place, files
 
     def state(self) -> str:

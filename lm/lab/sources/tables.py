@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import DataConfig
-from lm.data.paths import BLOCK, ending, reading_from
-from lm.data.sources import Documents, Names, state_of
+from lm.data.paths import BLOCK, extension, reading_from
+from lm.data.sources import Documents, Files, state_of
 from lm.errors import UserError
 from lm.lab.sources.addresses import open_anywhere
 
@@ -25,12 +25,14 @@ Rows = Iterator[dict[str, Any]]
 class Table:
     """A document from each row of a column of files, one after the other. Names of files are no part of the text."""
 
-    def __init__(self, config: DataConfig, place: str, files: Names) -> None:
+    def __init__(self, config: DataConfig, place: str, files: Files) -> None:
         self.config, self.place, self.files = config, place, files
 
     def state(self) -> str:
         files = enumerate(self.files.values())
-        return state_of({f"{number}{ending(file)}": file for number, file in files})  # an ending decides how to read
+        return state_of(
+            {f"{number}{extension(file)}": file for number, file in files}
+        )  # an extension decides how to read
 
     def documents(self, max_bytes: int | None) -> Documents:
         kind, column = self.config.source, self.config.column
@@ -118,7 +120,7 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
     with open_anywhere(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        is_tsv = ending(file) == ".tsv"
+        is_tsv = extension(file) == ".tsv"
         reader = csv.reader(lines, strict=True)
         if is_tsv:
             reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
