@@ -2,9 +2,11 @@
 
 import difflib
 import logging
+import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -33,12 +35,42 @@ def register(name: str, schema: Any) -> None:
     ConfigStore.instance().store(f"{name}_schema", schema)
 
 
-def typed_overrides() -> list[str]:
-    """Return the overrides of the job that Hydra runs. What is ${key} in an override stays so."""
+def run_hydra(
+    name: str,
+    schema: Any,
+    args: Sequence[str],
+    words: Sequence[str],
+    kinds: Kinds,
+    job: Callable[[DictConfig, list[str]], Any],
+) -> None:
+    """Let Hydra compose configs/NAME.yaml, and call `job` with each configuration and the overrides of its job.
+
+    `args` were typed, and `words` are what Hydra reads in their place. An error of `job` is raised after Hydra has
+    ended, because Hydra would print further lines. In a process of a launcher the error is raised at once: nothing else
+    comes back from there.
+    """
+    import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return list(overrides)
+    register(name, schema)
+    typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
+    errors, process = list[Exception](), os.getpid()
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
+    def composed(config: DictConfig) -> Any:
+        sys.argv = typed
+        overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # ${key} stays so
+        try:
+            return job(config, list(overrides))
+        except Exception as error:
+            if os.getpid() != process:
+                raise
+            errors.append(error)
+
+    with explaining(args, kinds):
+        composed()
+    for error in errors:
+        raise error
 
 
 def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:

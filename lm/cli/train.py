@@ -10,19 +10,17 @@ import gc
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli import command_line
-from lm.cli.arguments import CONFIGS, hydra_words, key_of, kinds_of
-from lm.cli.compose import explaining, register, to_dataclass, typed_overrides
+from lm.cli.arguments import hydra_words, key_of, kinds_of
+from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
 from lm.config import CLASSES, RunConfig, flat
 from lm.data.ngram import ngram_figure
@@ -44,38 +42,29 @@ log = logging.getLogger(__name__)
 def run(args: list[str]) -> int:
     kinds = kinds_of(RunConfig)
     words, notes = hydra_words(args, kinds)
-    typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
-    register("train", RunConfig)
     finished: list[tuple[list[str], dict[str, Any]]] = []  # overrides and result of each run
-    codes, errors, process = [0], list[Exception](), os.getpid()
+    codes, process = [0], os.getpid()
 
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
-    def job(config: DictConfig) -> float | None:
+    def job(config: DictConfig, overrides: list[str]) -> float | None:
         """Train a run. Return the validation loss, because a sweeper that searches minimises this number."""
-        overrides = typed_overrides()
         is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        sys.argv = typed
         try:
             result = _train(config, overrides, is_sweep, notes)
-        except Exception as error:  # Hydra would print further lines
-            if is_sweep:
-                codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
-                gc.collect()  # the model of this job, before the next one is built
-                if os.getpid() != process:  # in a process of a launcher: only an exception comes back from there
-                    kind = UserError if codes[-1] == 2 else RuntimeError
-                    raise kind(f"a job of the sweep failed: {error}") from None
-            else:
-                errors.append(error)
+        except Exception as error:
+            if not is_sweep:
+                raise
+            codes.append(report_error(error, " ".join(overrides)))  # the other jobs go on
+            gc.collect()  # the model of this job, before the next one is built
+            if os.getpid() != process:  # in a process of a launcher
+                kind = UserError if codes[-1] == 2 else RuntimeError
+                raise kind(f"a job of the sweep failed: {error}") from None
             return None
         if result is None:
             return None
         finished.append((overrides, result))
         return float(result["val_loss"])
 
-    with explaining(args, kinds):
-        job()
-    for error in errors:
-        raise error
+    run_hydra("train", RunConfig, args, words, kinds, job)
     if len(finished) > 1:
         print(format_table(sweep_table(finished)))
     return max(codes)

@@ -17,13 +17,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from lm.cli import command_line, started_by
 from lm.cli.arguments import (
-    CONFIGS,
     Words,
     classify,
     for_hydra,
@@ -34,7 +32,7 @@ from lm.cli.arguments import (
     recipe_for,
     with_text,
 )
-from lm.cli.compose import LOADED, explaining, register, to_dataclass, typed_overrides
+from lm.cli.compose import LOADED, run_hydra, to_dataclass
 from lm.config import RunConfig
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
@@ -61,26 +59,15 @@ IN_A_LINE = {"seeds": list[int], "margin": float, "tune": str, "folds": bool}  #
 
 def run(args: list[str]) -> int:
     words, question, notes = hydra_words(args)
-    typed, sys.argv = sys.argv, [sys.argv[0], *words]  # Hydra reads its arguments there
-    register("ablate", AblateConfig)
-    codes, errors = [0], list[Exception]()
+    codes = [0]
 
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
-    def job(config: DictConfig) -> None:
-        overrides = typed_overrides()
-        sys.argv = typed
-        try:
-            ablation = to_dataclass(config, overrides, AblateConfig)
-            for note in notes.values():
-                print(f"reading {note}", file=sys.stderr, flush=True)
-            codes.append(_answer(ablation, question))
-        except Exception as error:  # Hydra would print lines of its own
-            errors.append(error)
+    def job(config: DictConfig, overrides: list[str]) -> None:
+        ablation = to_dataclass(config, overrides, AblateConfig)
+        for note in notes.values():
+            print(f"reading {note}", file=sys.stderr, flush=True)
+        codes.append(_answer(ablation, question))
 
-    with explaining(args, OWN | TRAIN):
-        job()
-    for error in errors:
-        raise error
+    run_hydra("ablate", AblateConfig, args, words, OWN | TRAIN, job)
     return max(codes)
 
 

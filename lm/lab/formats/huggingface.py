@@ -108,7 +108,7 @@ GPT2_PARTS = {
 }
 GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2", "silu")
 PRE_NORM: Settings = {"norm_order": ("pre",)}
-ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)} | PRE_NORM
+ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True, "qkv")} | PRE_NORM
 LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)} | PRE_NORM
 APERTUS_PARTS = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
 PLAIN, NORMED, NO_BIAS = {"qk_norm": (False,)}, {"qk_norm": (True,)}, {"bias": (False,)}
@@ -124,6 +124,7 @@ def _like_llama(model_type: str, keys: dict[str, str], accepts: Settings, **part
 ARCHITECTURES = (
     _like_llama("llama", ATTENTION_BIAS | MLP_BIAS, PLAIN | {"ffn": GATED}),
     _like_llama("qwen3", ATTENTION_BIAS, NORMED | {"ffn": GATED} | NO_BIAS),
+    # Only read: transformers 5 gives every Qwen2 the tokenizer of Qwen2. Llama with o_proj.bias = 0 computes the same.
     _like_llama("qwen2", {}, PLAIN | {"ffn": GATED, "attention_bias": ("qkv",)} | NO_BIAS),
     _like_llama("arcee", ATTENTION_BIAS | MLP_BIAS, PLAIN | {"ffn": UNGATED}),
     _like_llama("apertus", ATTENTION_BIAS, NORMED | {"ffn": UNGATED} | NO_BIAS, **APERTUS_PARTS),
@@ -222,6 +223,7 @@ def export(
 def _their_settings(architecture: Architecture, net: Transformer) -> Settings:
     config = net.config
     settings = _resolved(config) | {"seq_len": net.seq_len, "ffn": ACTIVATIONS[config.ffn]}
+    settings["attention_bias"] = bool(settings["attention_bias"])
     renamed = {
         "model_type": architecture.model_type,
         **{name: settings[key] for key, name in architecture.keys.items()},
@@ -242,6 +244,9 @@ def matrices(net: Transformer, architecture: Architecture) -> Weights:
     inputs, outputs = net.embed.matrix(), net.head.matrix(net.embed.weight)
     trunk = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
     trunk["embed.weight"] = inputs
+    if net.config.attn_bias == "qkv":  # the architectures have all four biases or none
+        names = (f"blocks.{i}.attn.o_proj.bias" for i in range(net.config.n_layers))
+        trunk |= {name: inputs.new_zeros(net.config.d_model) for name in names}
     trunk = _as_gpt2(trunk, net.config) if architecture.is_gpt2 else trunk
     weights = {} if inputs is outputs else {"lm_head.weight": outputs}
     for name, own_names in architecture.names(trunk).items():
@@ -284,6 +289,7 @@ NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with t
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
+    "is_causal": True,
     "quantization_config": None,
 }
 MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older versions of transformers saved with GPT-2
