@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -713,9 +714,28 @@ def default_of(schema: Any, key: str) -> Any:
     return next(item.default for item in fields(schema) if item.name == key)
 
 
+def literal(value: Any) -> Any:
+    """Return text, or lists and dicts of text, in which OmegaConf takes ${key} for text.
+
+    >>> literal("a ${b}.txt")
+    'a \\\\${b}.txt'
+    """
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    if isinstance(value, dict):
+        return {key: literal(item) for key, item in value.items()}
+    return value
+
+
 def build(schema: Any, content: Any, key: str = "") -> Any:
-    """Return the content of a JSON or YAML file as a dataclass. Raises UserError with a wrong key."""
+    """Return the content of a JSON or YAML file as a dataclass. Raises UserError with a wrong key.
+
+    Text of a file stays as it is: only a DictConfig, which was composed here, may have a ${key} that stands for more.
+    """
     require(isinstance(content, Mapping | DictConfig), key or "its content", "keys with values")
+    content = content if isinstance(content, DictConfig) else literal(content)
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))
     except UserError:

@@ -46,7 +46,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
+        is_finite = self.temperature == 0 or 1e-6 <= self.temperature <= 2**53  # logits divided by it stay finite
+        require(is_finite, f"temperature={self.temperature}", "0 (greedy), or 1e-6 to 2**53")
         require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
         require(0 < self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
         require(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")

@@ -18,6 +18,7 @@ from lm.data.paths import listed
 from lm.errors import UserError, first_line, reading, require_min
 from lm.registry import from_lab
 from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
+from lm.system.terminal import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
 CONFIG_HASH = re.compile(r"^config_hash: ", re.MULTILINE)
+# Of a result.json: what all of its readers need.
+NUMBERS = ("val_loss", "val_bpb", "val_top1", "n_params", "steps", "tokens", "seconds", "seed")
 # Settings that the weights of a model do not depend on.
 WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
 
@@ -48,11 +51,15 @@ def is_run(folder: Path) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """Return the content of a result.json, or None if there is no file. Raises UserError for no JSON object."""
+    """Return the content of a result.json, or None if there is no file. Raises UserError for another content."""
     if not path.exists():
         return None
     with reading(path):
-        return read_json(path)
+        result = read_json(path)
+        for key in NUMBERS:
+            if type(value := result.get(key)) not in (int, float):
+                raise UserError(f"{key}={value}: expected a number")
+        return result
 
 
 def run_folders(top: Path) -> Iterator[Path]:
@@ -89,7 +96,7 @@ def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
         stopped = newest_run(folder, finished=False)
         advice = f"run_dir={stopped} was stopped" if stopped else "train one, or name one by run_dir=RUN"
         raise UserError(f"run_dir: there is no finished run below {folder}/; {advice}")
-    log.info("run_dir=%s: the newest finished run below %s/", path, folder)
+    log.info("%s", printable(f"run_dir={path}: the newest finished run below {folder}/"))
     return [str(path)]
 
 

@@ -36,7 +36,7 @@ from tests.helpers.ablation_folder import write_run_dir
 def place(tmp_path_factory):
     """A folder with texts, a run, and configurations of the user."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("my.txt", "a,b.txt", "books/one.txt"):
+    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
@@ -63,6 +63,11 @@ MISTAKES = """
     train mine.yaml -> mine.yaml: no such file
     train my.tx -> did you mean my.txt?
     train my.txt untied -> head=untied
+    train my.txt lm_text -> lm_text: no such file
+    train my.txt smoke -> ablation=smoke?
+    train my.txt lm_eval=lm_text -> lm_eval: no such key
+    train ${x}.txt -> 'data.path=\\${x}.txt'
+    train ~old.txt trainer.max_steps=x -> trainer.max_steps=x: expected a whole number
     train my.txt a,b.txt -> data.val_path=FILE
     train my.txt data.path=a,b.txt -> my.txt: is a second text
     train runs/young -> run_dir=runs/young

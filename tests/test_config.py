@@ -21,6 +21,7 @@ from lm.config import (
     TensorBoardConfig,
     TokenizerConfig,
     WandbConfig,
+    build,
     config_hash,
     deciding_settings,
     differing_keys,
@@ -31,6 +32,7 @@ from lm.errors import UserError
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.export import ExportConfig
 from lm.training.run_directory import default_directory
+from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.configuration import COMMANDS
 
 
@@ -524,3 +526,12 @@ def test_a_global_choice_changes_no_more_than_it_says():
     debug = compose("train", ["trainer=debug", "model.d_model=32"], RunConfig)
     assert (debug.steps, debug.model.d_model) == (20, 32), "the command line wins"
     assert (debug.trainer.gradient_clip_val, debug.tokenizer) == (1.0, TokenizerConfig())
+
+
+def test_text_of_a_file_stays_as_it_is(tmp_path):
+    """In Hydra's YAML ${key} stands for a setting; in what a run has recorded it is text, as in a name or a prompt."""
+    for text in ("a ${b}.txt", "${oc.env:HOME}", "\\${seed}", "${", "the ${cat"):
+        assert build(DataConfig, {"source": "text", "path": text}).path == text
+        write_run_dir(tmp_path / "run", RunConfig(data=DataConfig(source="text", path=text), prompts=[text]))
+        run = compose("train", [f"run_dir={tmp_path}/run", "checkpoint.keep=3"], RunConfig)
+        assert (run.data.path, run.prompts, run.checkpoint.keep) == (text, [text], 3)

@@ -1,6 +1,7 @@
 """Files that are whole, whatever fails while they are written."""
 
 import errno
+import json
 import multiprocessing
 import os
 import signal
@@ -26,8 +27,10 @@ def in_a_process(work, *args):
 
 
 def test_a_line_that_broke_off_is_left_out(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"ste\n{"step": 2}\n{"st')
-    assert read_samples(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
+    whole = [{"step": step, "samples": []} for step in (1, 2)]
+    lines = [json.dumps(line) for line in whole]
+    (tmp_path / "a.jsonl").write_text("\n".join([lines[0], '{"ste', '{"step": 1}', "5", lines[1], '{"st']))
+    assert read_samples(tmp_path / "a.jsonl") == whole
     (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
     assert read_csv(tmp_path / "a.csv", whole=False) == [{"step": "1", "tokens": "100"}]
 

@@ -181,6 +181,10 @@ def test_a_run_is_described_whatever_became_of_it(folder, tmp_path):
     (tmp_path / "nan/metrics.csv").write_text("step,tokens,val/loss\n1,9,2.5\n2,18,inf\n3,27,nan\n")
     row = described_run("nan", tmp_path / "nan")
     assert (row["val_loss"], row["curve"]) == (None, [[9.0, 2.5, None]])
+    (tmp_path / "nan/metrics.csv").write_bytes(b"\0\xff")
+    row = described_run("nan", tmp_path / "nan")
+    assert (row["status"], row["has_model"]) == ("broken", True), "and the others are listed"
+    assert "metrics.csv: not what lm wrote" in row["note"]
 
 
 def test_a_run_is_running_while_its_lock_is_held_and_its_newest_checkpoint_opens(folder, tmp_path):
@@ -255,6 +259,8 @@ REFUSED = r"""
     400 POST /prompt | {} | {"runs": []} -> runs
     400 POST /prompt | {} | {"runs": ["tied", "tied", "tied"]} -> runs
     400 POST /prompt | {} | {"runs": ["../runs/tied"]} -> tied
+    400 POST /prompt | {} | {"runs": [["tied"]]} -> runs
+    400 POST /prompt | {} | {"runs": [{"a": 1}]} -> runs
     400 POST /prompt | {} | {"runs": ["young"]} -> young
     400 POST /attention | {} | {"runs": ["char"], "text": "\u6f22"} -> 漢
     400 POST /prompt | {} | {"runs": ["tied"], "colour": 1} -> colour
@@ -264,6 +270,9 @@ REFUSED = r"""
     400 POST /prompt | {} | {"runs": ["tied"], "max_new_tokens": 1e9} -> max_new_tokens
     400 POST /prompt | {} | {"runs": ["tied"], "max_new_tokens": 10000} -> max_new_tokens
     400 POST /prompt | {} | {"runs": ["tied"], "temperature": Infinity} -> temperature
+    400 POST /prompt | {} | {"runs": ["tied"], "temperature": 1e-39} -> temperature
+    400 POST /prompt | {} | {"runs": ["tied"], "temperature": 1e39} -> temperature
+    400 POST /text | {} | {"runs": ["tied"], "text": "a\ud800"} -> '\ud800'
     400 POST /prompt | {} | {"runs": ["tied"], "top_k": 3} -> top_k
     400 POST /prompt | {} | {"runs": ["tied"], "forced": [1099511627776]} -> forced
     400 POST /prompt | {} | {"runs": ["tied"], "of": 1} -> of=1

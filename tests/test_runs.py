@@ -2,13 +2,14 @@
 
 import csv
 import io
+import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from conftest import HEADS, as_nobody
+from conftest import HEADS, WHOLE_RESULT, as_nobody
 
 from lm.config import DataConfig, OptimConfig, RunConfig
 from lm.errors import UserError
@@ -56,6 +57,12 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
     text = listing(find_runs(tmp_path / "runs"), 7)
     assert "tied-0/result.json: " in text
     assert text.endswith("7 runs: 1 unfinished, 1 diverged, 2 broken, 3 finished")
+    for value in ('"abc"', "null"):  # of an editor, or of a program
+        path = tmp_path / "runs/tied-0/result.json"
+        path.write_text(json.dumps(WHOLE_RESULT).replace('"val_loss": 1.0', f'"val_loss": {value}'))
+        assert "val_loss=" in listing(find_runs(tmp_path / "runs"), 7)
+    (tmp_path / "runs/tied-0/config.yaml").write_text("config_hash: [")
+    assert "expected node content" in listing(find_runs(tmp_path / "runs"), 7)
 
 
 TEXTS = [RunConfig(data=DataConfig(source="text", path=f"{name}.txt")) for name in "aab"]

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli import command_line
-from lm.config import RECIPES, DataConfig, recipe_of
+from lm.config import RECIPES, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, expanded, reading
@@ -245,7 +245,7 @@ def classify(args: Sequence[str], kinds: Kinds) -> Words:
 def is_setting(arg: str, kinds: Kinds) -> bool:
     """Return whether a word sets a known key, chooses from a group, or is one of Hydra's."""
     if arg.startswith("~"):
-        return True
+        return not os.path.exists(arg)  # a file may be called so
     key, equals, _ = arg.partition("=")
     key = key.lstrip("+")
     group = re.split("[.@/]", key)[0]
@@ -285,6 +285,9 @@ def with_text(words: Words) -> list[str]:
         raise UserError(f"{path}: is a second text beside data.path")
     if not is_text(path) and not _is_text_of_run(path, words.overrides):
         raise UserError(unknown_word(path))
+    if "${" in path:
+        escaped = shlex.quote(f"data.path={literal(path)}")
+        raise UserError(f"{path}: ${{...}} stands for a setting; did you mean data={kind_of(path)} {escaped}?")
     if is_run(Path(path)):
         raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
     settings = [f"data.path={path}"] if "data" in keys else text_settings(path)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, wrong_value
-from lm.config import CLASSES, RunConfig, build
+from lm.config import CLASSES, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, first_line, require
 from lm.folder import is_run, read_base
 
@@ -141,15 +141,17 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         return None
     from lm.training.run_directory import RunDirectory
 
-    content = OmegaConf.create(RunDirectory(path).settings())
+    content = OmegaConf.create(literal(RunDirectory(path).settings()))
     with error_prefix(f"run_dir={run_dir}"):
         _check_consent(content.model, keys)
     for key in keys:
         if key == "data":
             content.data.source = config.data.source
         else:
-            OmegaConf.update(content, key, OmegaConf.select(config, key))
-    content.run_dir = run_dir
+            value = OmegaConf.select(config, key)
+            typed = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            OmegaConf.update(content, key, literal(typed))
+    content.run_dir = literal(run_dir)
     return build(RunConfig, content)
 
 
@@ -168,7 +170,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     model, tokenizer = asdict(base.settings.model), asdict(base.tokenizer)
     loaded = {"model": model, "head": asdict(base.settings.head), "tokenizer": tokenizer}
     for group, values in loaded.items():
-        ConfigStore.instance().store(LOADED, values, group)
+        ConfigStore.instance().store(LOADED, literal(values), group)
     keys = [key_of(override) for override in overrides]
     chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
     config = hydra.compose("train", [*chosen, *overrides])

@@ -201,12 +201,12 @@ class RunDirectory:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a samples.jsonl, without a line that broke off, or [] if there is no file."""
+    """Return the lines of a samples.jsonl, without a line that broke off or is none, or [] if there is no file."""
     rows = []
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         with suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if isinstance(row, dict) and {"step", "samples"} <= row.keys()]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

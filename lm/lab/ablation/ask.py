@@ -23,7 +23,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.cli.arguments import key_of, kinds_of
 from lm.cli.compose import LOADED, compose, explaining
-from lm.config import RunConfig, check_init, flat
+from lm.config import RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
@@ -119,11 +119,6 @@ def values_of(override: str) -> list[Any]:
     return [value]
 
 
-def for_later(text: str) -> str:
-    """Return text whose ${key} is left for a run, which is composed later."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-
-
 # --- a question in a file
 
 
@@ -193,9 +188,9 @@ def choose(question: QuestionFile) -> list[str]:
 
 
 def _as_file(question: QuestionFile) -> QuestionFile:
-    """Return a question as a file of configs/ablation has it: ${key} is of a run, which is composed later."""
-    arms = {arm: [*map(for_later, overrides)] for arm, overrides in question["arms"].items()}
-    return question | {"arms": arms, "overrides": [*map(for_later, question["overrides"])]}
+    """Return a question as a file of configs/ablation has it. A ${key} is for a run, which is composed later."""
+    arms = {arm: [*map(literal, overrides)] for arm, overrides in question["arms"].items()}
+    return question | {"arms": arms, "overrides": [*map(literal, question["overrides"])]}
 
 
 def write_question(question: QuestionFile, folder: Path, output_dir: str | None = None) -> Path:

@@ -33,14 +33,13 @@ from lm.cli.arguments import (
     with_text,
 )
 from lm.cli.compose import LOADED, run_hydra, to_dataclass
-from lm.config import RunConfig
+from lm.config import RunConfig, literal
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
     QuestionFile,
     choose,
     compose_question,
     confirmation,
-    for_later,
     is_question,
     long_name,
     question_in_a_line,
@@ -151,7 +150,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
     is_asked = chosen or any(key_of(word).startswith(("ablation", "hydra")) for word in own)
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
-    listed = ",".join(quoted(for_later(for_hydra(word, TRAIN))) for word in train)
+    listed = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
     typed = [for_hydra(word, OWN) for word in own]
     return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], question, notes
 

@@ -15,6 +15,7 @@ from lm.training.run_directory import RunDirectory
 
 # Types of the matrices in each format, the default first.
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}
+FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "output_dir")
+        self.format = FORMATS_CALLED.get(self.format.lower(), self.format)
         require_choice("format", self.format, EXPORT_DTYPES)
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
@@ -35,7 +37,6 @@ class ExportConfig:
 
 
 SCHEMA = ExportConfig
-FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
 
 
 def run(args: list[str]) -> None:
@@ -55,10 +56,12 @@ def run(args: list[str]) -> None:
     from lm.lab.formats.card import write_card
     from lm.lab.formats.gguf import FILE, export_gguf
     from lm.lab.formats.huggingface import export
+    from lm.lab.formats.output import check_weights
     from lm.lab.formats.page import export_page
 
     assert config.dtype is not None
     net, tokenizer = load_model(run_dir, config.classes or ())
+    check_weights(net)
     if config.format == "page":
         place, samples = Path(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
         run = place.parent if place.name == "model" else place

@@ -199,7 +199,7 @@ def export(
             "dtype": "float32",
             **_their_settings(architecture, net),
         },
-        "generation_config.json": ids,
+        "generation_config.json": ids | {"eos_token_id": sorted(tokenizer.stops)},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
             "model_max_length": net.seq_len,

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from lm.errors import UserError
 from lm.system.files import remove_partial
@@ -28,6 +29,13 @@ def new_folder(output_dir: str | Path) -> Iterator[Path]:
     remove_partial(folder)
     yield folder
     (folder / UNFINISHED).unlink()
+
+
+def check_weights(net: nn.Module) -> None:
+    """Raise UserError if a weight of a model is infinite or NaN, as after a training that diverged."""
+    for name, weight in net.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(f"{name}: has numbers that are not finite; expected a model whose training did not diverge")
 
 
 def check_finite(name: str, values: np.ndarray, dtype: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -106,14 +106,15 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
     run = read_run(path, name)
     points: list[list[float | None]] = []
     if run.status != "broken":
-        frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss")
-        chosen = {i * (len(frame) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(frame) else 0)}
-        points = [[float(tokens), *_numbers(*row)] for tokens, *row in frame.iloc[sorted(chosen)].itertuples(name=None)]
+        try:
+            points = _points(path)
+        except (UserError, OSError) as error:
+            run = replace(run, status="broken", note=str(error))
     scores = _numbers(run.result.get("val_loss"), run.result.get("val_bpb"))
     last_loss, last_bpb = points[-1][1:] if points and not run.result else scores
     kept = run.result.get("best.step")
     status = {"status": run.status, "note": run.note or (f"the model of step {kept:,}" if kept else "")}
-    if run.status == "broken" and _has_model(path):
+    if not RunDirectory(path).config.exists() and _has_model(path):
         status = {"status": "model", "note": "a model without a record of its training"}
     return {
         "name": name,
@@ -127,6 +128,13 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         "n_params": run.result.get("n_params"),
         "curve": points,
     }
+
+
+def _points(path: Path) -> list[list[float | None]]:
+    """Return the points of the curve of a run, at most MAX_POINTS."""
+    frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss")
+    chosen = {i * (len(frame) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(frame) else 0)}
+    return [[float(tokens), *_numbers(*row)] for tokens, *row in frame.iloc[sorted(chosen)].itertuples(name=None)]
 
 
 def _numbers(*values: Any) -> list[float | None]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,7 +50,10 @@ class _Question:
     runs: list[str]  # their names, as GET /runs has them
 
     def __post_init__(self) -> None:
-        require(1 <= len(self.runs) <= MAX_MODELS, f"runs={self.runs}", f"1 to {MAX_MODELS} names of runs")
+        are_names = all(isinstance(name, str) for name in self.runs)
+        require(
+            are_names and 1 <= len(self.runs) <= MAX_MODELS, f"runs={self.runs}", f"1 to {MAX_MODELS} names of runs"
+        )
 
 
 @dataclass(kw_only=True)
@@ -258,7 +261,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             raise _Refusal(415, "Content-Type: expected application/json")
         try:
-            return build(kind, json.loads(self.rfile.read(int(length)).decode()))
+            content = json.loads(self.rfile.read(int(length)).decode())
+            own = content if isinstance(content, dict) else {}
+            texts = {key: own.pop(key) for key in ("prompt", "text") if isinstance(own.get(key), str)}
+            return replace(build(kind, content), **texts)  # a text that is "???" is no missing value
         except UserError:
             raise
         except DAMAGE as error:

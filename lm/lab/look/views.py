@@ -144,10 +144,11 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The token that only
     begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no difference.
     """
-    first, n_passages, n_bytes = models[0], 0, len(text.encode())
+    first, n_passages = models[0], 0
     require(same_tokenizer(models), f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
     if text:
-        ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]
+        ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]  # refuses half of a character
+        n_bytes = len(text.encode())
         require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
     else:
         validation, length = first.text.val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)

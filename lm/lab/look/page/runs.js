@@ -5,14 +5,14 @@ const GONE = "The program does not answer; it may have been ended in its termina
 
 async function poll() {
   try {
-    const response = document.hidden ? null : await fetch("/runs");
+    const response = document.hidden ? null : await fetch("/runs").catch(() => Promise.reject(new Error(GONE)));
     const text = await response?.text();
     if ($("message").textContent === GONE) $("message").textContent = "";
     if (response && !response.ok) $("message").textContent = JSON.parse(text).error;
     else if (text && text !== poll.before) listRuns(JSON.parse(text));
     poll.before = text ?? poll.before;
   } catch (error) {
-    $("message").textContent = error instanceof TypeError ? GONE : error.message;
+    $("message").textContent = error.message;
   }
   setTimeout(poll, POLL);
 }
