@@ -69,8 +69,8 @@ def run_hydra(
 
     with explaining(args, kinds):
         composed()
-    for error in errors:
-        raise error
+    if errors:
+        raise errors[0]
 
 
 def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
@@ -99,8 +99,8 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> A
                 return run
             config = _with_init_from(config, overrides)
         typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))
-        for key in sorted(OmegaConf.missing_keys(typed)):
-            raise UserError(f"{key}: is missing; give it as {key}=VALUE")
+        if missing := sorted(OmegaConf.missing_keys(typed)):
+            raise UserError(f"{missing[0]}: is missing; give it as {missing[0]}=VALUE")
         result = OmegaConf.to_object(typed)
     if isinstance(result, RunConfig):
         _check_head_name(result)

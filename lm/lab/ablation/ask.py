@@ -282,8 +282,8 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
     Raises UserError naming the arm or override to blame. It comes before anything heavy is imported.
     """
     common = _by_key([*question.overrides, *typed])
-    for key in common.keys() & RESERVED.keys():
-        raise UserError(f"{common[key]}: {RESERVED[key]}")
+    if reserved := sorted(common.keys() & RESERVED.keys()):
+        raise UserError(f"{common[reserved[0]]}: {RESERVED[reserved[0]]}")
     runs: dict[str, RunConfig] = {}
     for name, overrides in question.arms.items():
         own = _by_key(overrides)
@@ -347,8 +347,9 @@ def compose_seeds(
             changed = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
             # Models have their tokenizers in different places; the tokenizers are equal, as was checked above.
             of_text = OF_TEXT[:1] if own.init_from else OF_TEXT
-            for key in (key for key in changed if key.startswith(of_text)):
-                raise UserError(f"{key}: {SEED} may not choose the text; folds=true gives each pair a text of its own")
+            if chooses := [key for key in changed if key.startswith(of_text)]:
+                advice = "folds=true gives each pair a text of its own"
+                raise UserError(f"{chooses[0]}: {SEED} may not choose the text; {advice}")
             seeded[name, own_seed] = changed
     return seeded
 

@@ -106,8 +106,8 @@ class Question:
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
         for key, names_of_arms in references.items():
-            for name in sorted({*names_of_arms} - self.arms.keys()):
-                raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+            if unknown := sorted({*names_of_arms} - self.arms.keys()):
+                raise UserError(f"ablation.{key}={unknown[0]}: no such arm; choose one of {', '.join(self.arms)}")
         if self.baseline in self.primary:
             raise UserError(f"ablation.primary: {self.baseline} is the baseline, which is compared with no other arm")
         for arm, other in self.baselines.items():
@@ -184,8 +184,8 @@ class SlurmConfig:
         require_min(1, "slurm.", self, "minutes")
         require(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
         keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
-        for key in FROM_RUN & {key.replace("-", "_") for key in keys}:
-            raise UserError(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
+        if decided := sorted(FROM_RUN & {key.replace("-", "_") for key in keys}):
+            raise UserError(f"slurm.parameters.{decided[0]}: expected no such key; the run and slurm.minutes decide it")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -145,8 +145,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
         own = [word for word in own if word not in of_line]
     else:
         chosen = []
-    for word in changes:
-        raise UserError(f"{word}: several values beside a question, expected one; alone they are a question")
+    if changes:
+        raise UserError(f"{changes[0]}: several values beside a question, expected one; alone they are a question")
     is_asked = chosen or any(key_of(word).startswith(("ablation", "hydra")) for word in own)
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
