@@ -315,6 +315,7 @@ class DataConfig:
                 if (given := getattr(self, unused)) != default_of(DataConfig, unused):
                     raise UserError(f"data.{unused}={given}: nothing is held out beside data.{key}={value}")
         if self.fold is not None:
+            require(self.n_folds > 1, f"data.val_fraction={self.val_fraction}", "2/3 or less with data.fold")
             expected = f"0 to {self.n_folds - 1} with data.val_fraction={self.val_fraction}"
             is_place = self.fold <= self.n_folds - 1 and 2 * self.fold % 1 == 0
             require(is_place, f"data.fold={self.fold}", f"{expected}; 0.5 lies half a part further than 0")
@@ -602,6 +603,7 @@ OPEN: dict[str, tuple[Any, ...]] = {
     "threads": (None,),
 }
 HASHES = ("data_hash", "tokenizer_hash")
+LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -694,7 +696,12 @@ def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]
     if saved["trainer"]["accelerator"] == "cpu":
         before["threads"], now["threads"] = saved["threads"], settings["threads"]
     keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
-    return sorted(key for key in keys if not _agrees(key, before, now, saved["requested"]))
+    requested = before | saved["requested"]
+    length = [now.get(key) for key in LENGTHS]  # which one command has asked for, so it is compared as a whole
+    if length in ([of.get(key) for key in LENGTHS] for of in (before, requested)):
+        keys -= {*LENGTHS}
+    differing = {key for key in keys - {*LENGTHS} if not _agrees(key, before, now, saved["requested"])}
+    return sorted(differing | {key for key in keys & {*LENGTHS} if now.get(key) != requested.get(key)})
 
 
 def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:

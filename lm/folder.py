@@ -6,7 +6,6 @@ Hugging Face transformers is named, the lab converts the folder into a model in 
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from lm.config import HeadConfig, ModelConfig, TokenizerConfig, build, foreign_c
 from lm.data.paths import listed
 from lm.errors import UserError, first_line, reading, require_min
 from lm.registry import from_lab
-from lm.system.files import atomic_file, read_json, sha256, write_json, write_text
+from lm.system.files import atomic_file, is_run, read_json, sha256, write_json, write_text
 from lm.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
-CONFIG_HASH = re.compile(r"^config_hash: ", re.MULTILINE)
 # Of a result.json: what all of its readers need.
 NUMBERS = ("val_loss", "val_bpb", "val_top1", "n_params", "steps", "tokens", "seconds", "seed")
 # Settings that the weights of a model do not depend on.
@@ -37,17 +35,6 @@ WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
 
 
 # --- runs
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is the directory of a run: its config.yaml has a `config_hash`.
-
-    The config.yaml of another program does not make a folder a run.
-    """
-    try:
-        return bool(CONFIG_HASH.search((folder / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return False
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
@@ -292,6 +279,8 @@ def read_base(init_from: str) -> Base:
     if sha256(path) != settings.sha256[TOKENIZER]:
         raise UserError(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = _training_of(folder)
+    if folder.name == "model" and is_run(folder.parent) and not (folder.parent / "result.json").exists():
+        log.warning("init_from=%s: is unfinished; this is its model when it was stopped", init_from)
     return Base(
         folder=folder,
         settings=settings,

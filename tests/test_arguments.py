@@ -95,11 +95,14 @@ def test_the_text_to_score_is_read_as_it_is_typed(folder):
     [
         ("run_dir=2024_11", "run_dir='2024_11'"),
         ("prompts=[3.10, 1_000]", "prompts=['3.10','1_000']"),
-        ('prompts=["To be, or not", "x"]', 'prompts=["To be, or not", "x"]'),
+        ('prompts=["To be, or not", "x"]', 'prompts=["To be, or not","x"]'),
         ("data.path='my text.txt'", "data.path='my text.txt'"),
         ("data.path=glob(*)", "data.path=glob(*)"),
         ("prompts=[f(a,b), x]", "prompts=[f(a,b), x]"),
         ("head.name=${seed}", "head.name=${seed}"),
+        ("data.column=true", "data.column='true'"),
+        ("model.attention_bias=true", "model.attention_bias=true"),
+        ("prompts=[true, null, 'a, b', c]", "prompts=['true','null','a, b',c]"),
     ],
 )
 def test_digits_of_a_name_stay_as_typed_and_what_is_quoted_is_left(typed, quoted):
@@ -114,6 +117,15 @@ def test_text_that_hydras_grammar_lacks_arrives_as_typed(text):
         assert hydra_reads(for_hydra(f"{key}={text}", KINDS)) == text
     if text == text.strip("[]\n"):
         assert hydra_reads(for_hydra(f"prompts=[{text}, x]", KINDS)) == [text, "x"]
+
+
+def test_apostrophes_of_prompts_and_of_names_of_files_arrive_as_typed(folder):
+    assert hydra_reads(for_hydra("prompts=[It's me, don't, 'x']", KINDS)) == ["It's me", "don't", "x"]
+    for name in ("'Twas night.txt", '"Hi" he said.txt', "range(3).txt", "choice(1)", "-x.txt", "~old.txt", "'x'"):
+        (folder / name).write_text(TEXT * 4)
+        words, notes = hydra_words([name], KINDS)
+        assert hydra_reads(words[-1]) == name
+        assert [*notes] == [name], "and its size chooses a recipe"
 
 
 def test_commas_part_the_texts_of_a_sweep_alone(folder):

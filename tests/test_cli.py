@@ -11,6 +11,7 @@ import sys
 import weakref
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import yaml
@@ -104,6 +105,7 @@ MISTAKES = """
     generate prompt=x b -> second prompt
     generate run_dir=x -> prompt_file=FILE
     generate . ROMEO: -> run_dir=.
+    generate run_dir=absent -- -hello -> absent
     generate run_dir=. prompt_file=absent -> absent
     generate run_dir=. prompt_file=latin.txt -> latin.txt
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
@@ -265,8 +267,16 @@ def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tm
     }
     for line in [*train.next_commands(tmp_path, {"samples": []}, own)][:2]:
         assert shlex.split(line)[-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
-    for path, is_shown in (("my.txt", True), ("https://me:pw@h/a.txt?sig=x", False)):
+    Path("short.txt").write_text("too short for a recipe")
+    paths = {"my.txt": True, "gone.txt": False, "short.txt": False, "rows.csv": False}
+    Path("rows.csv").write_text(TEXT)  # which was read as plain text
+    for path, is_shown in (paths | {"https://me:pw@h/a.txt?sig=x": False}).items():
         assert any(path in line for line in commands([], path)) == is_shown
+    for path in ("short.txt", "rows.csv"):
+        Path(path).unlink()
+    odd = tmp_path / "lr=0.1"
+    lines = [*train.next_commands(odd, {"samples": []}, {"data": {"source": "text", "path": "t"}, "init_from": None})]
+    assert f"run_dir={odd}" in shlex.split(lines[0])
 
 
 def test_what_output_cannot_write_is_escaped(command, monkeypatch):

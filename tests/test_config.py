@@ -438,6 +438,7 @@ CONTINUED = [  # what was asked, what was decided, what is asked now, which keys
     ("max_minutes=2", TIMED, "max_minutes=2", []),
     ("max_minutes=2", TIMED, "max_minutes=3", ["max_minutes"]),
     ("max_minutes=2", TIMED, "trainer.max_steps=77", []),
+    ("max_minutes=2", TIMED, "", ["max_minutes"]),  # another length was asked for
 ]
 
 

@@ -67,10 +67,13 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     assert folder.name.endswith(scores["config_hash"][:8])
     assert (scores["steps"], scores["resumed_from"]) == (20, [12])
     assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)
-    assert "is newer" not in caplog.text
     os.utime("t.txt", (2e9, 2e9))
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores)
-    assert "t.txt: is newer than this result, which is of the text as it was" in caplog.text
+    assert "has changed since" not in caplog.text
+    Path("t.txt").write_text(Path("t.txt").read_text().upper())
+    os.utime("t.txt", (1e9, 1e9))
+    assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores)
+    assert "t.txt: has changed since; this result is of what it was" in caplog.text
     Path("t.txt").unlink()
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
 
@@ -311,6 +314,8 @@ def test_what_the_loaded_model_cannot_do_is_named(home, untied, tmp_path):
         (start(untied, "data.seq_len=64", *new), r"^data\.seq_len=64: "),
         (start(home / "tied", f"data.path={tmp_path / 'other'}", *new), "'é'"),
         (at_home(home, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: "),
+        (start(home / "tied", "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: the loaded model has one"),
+        (start(untied, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: is for a head of one matrix"),
         (replace(tied, model=ModelConfig()), r"^model\.n_layers=4: init_from="),  # in Python
         (replace(tied, tokenizer=start(untied).tokenizer), "^tokenizer: init_from="),
     ):

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lm import Transformer
 from lm.config import DataConfig, HeadConfig, OptimConfig, RunConfig
+from lm.model.size import role
 from lm.system.device import has_native_bf16
 from lm.training.loss import HAS_CHUNKED, LOSSES, chunked, plain
 from lm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups, step_flops
@@ -242,3 +243,8 @@ def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit():
             schedule.step()
         assert torch.equal(weight, twin)
     assert all(torch.equal(own.state[weight][name], moment) for name, moment in optimizers[1].state[twin].items())
+
+
+def test_the_group_of_a_parameter_does_not_depend_on_how_a_user_calls_it():
+    assert role("blocks.0.ffn.normal_up.weight") == role("blocks.0.ffn.up.weight") == "ffn"
+    assert role("blocks.0.attn.q_norm.weight") == role("blocks.0.ffn_norm.weight") == role("norm.weight") == "norm"

@@ -17,7 +17,7 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.paths import kind_of, last_modified, listed
+from lm.data.paths import kind_of, listed
 from lm.data.sources import open_source, text_size
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -88,20 +88,6 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatc
     assert listed(f"{odd}/d*", "run_dir", folders=True) == [str(odd / "deep")]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
-
-
-def test_a_text_changes_with_its_files_and_with_what_comes_and_goes_in_its_folders(tmp_path):
-    for number, name in enumerate(("a.txt", "sub/b.txt", "sub/c.txt")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text")
-        os.utime(tmp_path / name, (number, number))
-    for folder in (tmp_path / "sub", tmp_path):
-        os.utime(folder, (1, 1))
-    places = [tmp_path, tmp_path / "a.txt", tmp_path / "sub/*.txt"]
-    assert [last_modified(str(place)) for place in places] == [2, 0, 2]
-    (tmp_path / "sub/c.txt").unlink()
-    assert last_modified(str(tmp_path)) > 1e9
-    assert [last_modified(path) for path in ("https://example.org/a.txt", "owner/name", "/none")] == [0, 0, 0]
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path):
@@ -178,7 +164,9 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
         assert load("text", path, separator=mark) == [(f":{i}", story) for i, story in enumerate(stories, 1)]
     (path.parent / "b.txt").write_text("whole")
     assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
-    assert "data.separator=###" in refusal("text", path, separator="###")
+    for limit in (None, 15):
+        with pytest.raises(UserError, match=r"^data\.separator=###: does not occur in what is read"):
+            prepare(replace(config, separator="###", max_bytes=limit), BYTE)
 
 
 NOTICED = [  # file, content, and what is said of it

@@ -293,6 +293,17 @@ def test_what_lies_beyond_max_bytes_is_not_looked_at(source, reads, monkeypatch)
     assert len(reads) == 1
 
 
+def test_of_a_validation_text_of_its_own_all_is_looked_at(source, reads, monkeypatch):
+    """data.max_bytes limits the training text alone."""
+    monkeypatch.setattr("lm.data.sources.BLOCK", 1000)
+    val = Path(source.path).with_name("val.txt")
+    val.write_text("a validation text of its own. " * 200)
+    config = replace(source, max_bytes=2000, val_path=str(val))
+    before = prepare(config, BYTE)
+    val.write_text(val.read_text()[:-9] + "ZQZQZQZQZ")
+    assert prepare(config, BYTE).hash != before.hash
+
+
 def test_a_text_that_changes_while_it_is_read_is_refused(source, monkeypatch):
     read = sources.TextFiles.documents
 
@@ -446,6 +457,14 @@ def test_tokens_whose_bytes_cannot_be_told_are_refused_or_that_is_said(source, t
     config, own = elsewhere(source, tmp_path, val_path=raw(bytes_of_ab, "u2"), normalizer={"type": "Lowercase"})
     assert prepare(config, own).val_bytes == 2
     assert "bits per byte" in caplog.text
+
+
+def test_parts_of_a_document_are_equal_whatever_the_fraction_is(source):
+    Path(source.path).write_text("a line of text.\n" * 1000)
+    sizes = [prepare(replace(source, val_fraction=0.15, fold=i), BYTE).val_bytes for i in range(7)]
+    assert max(sizes) - min(sizes) <= 1
+    with pytest.raises(UserError, match=r"^data.val_fraction=0.7: expected 2/3 or less with data.fold$"):
+        replace(source, val_fraction=0.7, fold=0)
 
 
 @pytest.mark.parametrize("n_files", [1, 80])

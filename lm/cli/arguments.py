@@ -25,8 +25,7 @@ from lm.config import RECIPES, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, expanded, reading
-from lm.folder import is_run
-from lm.system.files import read_yaml
+from lm.system.files import is_run, read_yaml
 
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
@@ -150,9 +149,10 @@ def wrong_value(override: str, kinds: Kinds) -> str:
 
 
 def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]:
-    """Return the bare words and the settings. A -- in front is left out. Raises UserError for a flag."""
-    args = args[1:] if args[:1] == ["--"] else args
-    for i, arg in enumerate(args):
+    """Return the bare words and the settings. Raises UserError for a flag, unless it stands behind a --."""
+    end = args.index("--") if "--" in args else len(args)
+    args = [*args[:end], *args[end + 1 :]]
+    for i, arg in enumerate(args[:end]):
         if re.match(r"--?[a-zA-Z][\w-]*(=|$)", arg):
             following = args[i + 1] if i + 1 < len(args) else ""
             raise UserError(unknown_key(arg, kinds_of(schema), following))
@@ -225,8 +225,8 @@ def classify(args: Sequence[str], kinds: Kinds) -> Words:
     while i < len(args):
         arg, following = args[i], args[i + 1] if i + 1 < len(args) else ""
         i += 1
-        if arg.startswith("-"):
-            flag = arg.partition("=")[0]
+        flag = arg.partition("=")[0]
+        if arg.startswith("-") and (flag in HYDRA_FLAGS or not os.path.exists(arg)):
             if flag not in HYDRA_FLAGS:
                 raise UserError(unknown_key(arg, kinds, following))
             words.flags.append(arg)
@@ -338,7 +338,9 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
-    is_computed = any("${" in path or FUNCTION.match(path) for path in paths)  # when Hydra composes the run
+    is_computed = any(
+        not os.path.exists(path) and ("${" in path or FUNCTION.match(path)) for path in paths
+    )  # when Hydra composes the run
     if decided & given.keys() or is_computed or kind not in ("text", "json", "csv", "parquet"):
         return None, {}
     settings: dict[str, Any] = {
@@ -372,7 +374,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
 def _unquoted(override: str, is_sweep: bool) -> list[str]:
     """Return the values of an override without the quotes of Hydra's grammar."""
     values = split_values(override) if is_sweep else [override.partition("=")[2]]
-    return [value.strip(value[0]) if value[:1] in ("'", '"') else value for value in values]
+    return [value[1:-1] if QUOTED.fullmatch(value) and not os.path.exists(value) else value for value in values]
 
 
 def _in_words(size: float) -> str:
@@ -387,6 +389,8 @@ FUNCTION = re.compile(r"(choice|glob|range)\(")  # of Hydra's grammar
 # Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
 NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
 # Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end.
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+ELEMENT = re.compile(rf"\s*({QUOTED.pattern}|[^,]*?)\s*,", re.DOTALL)  # of a list, with the comma behind it
 UNQUOTED = re.compile(r"(?!\s)[\w /\\+.$%*@?|:{}-]*(?<!\s)", re.ASCII)
 
 
@@ -411,24 +415,30 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
     key, equals, value = override.partition("=")
     name = key.lstrip("+")
     parts = {kinds.get(name), *get_args(kinds.get(name))}
-    if not equals or not parts & {str, list[str]} or value[:1] in ("'", '"'):
+    if not equals or not parts & {str, list[str]}:
         return override
     if list[str] in parts and value.startswith("[") and value.endswith("]"):
-        if re.search(r"""['"\\]""", value):  # a comma in quotes parts nothing
-            return override
-        elements = [element.strip() for element in value[1:-1].split(",")]
-        if any(e.count(left) != e.count(right) for e in elements for left, right in ("()", "[]", "{}")):
-            return override  # a comma in brackets parts nothing
-        return f"{key}=[{','.join(quoted(e) if _needs_quotes(e) else e for e in elements)}]"
-    values = split_values(override) if is_sweep else [value]
-    if FUNCTION.match(value):
-        return override
+        elements = ELEMENT.findall(f"{value[1:-1]},") if value[1:-1].strip() else []
+        for left, right in ("()", "[]", "{}"):
+            if any(e.count(left) != e.count(right) for e in elements if not QUOTED.fullmatch(e)):
+                return override  # a comma in brackets does not separate elements
+        words = ("true", "false", "null")
+        return f"{key}=[{','.join(quoted(e) if _needs_quotes(e, words) else e for e in elements)}]"
     is_path = name in PATHS and value != "null"
-    return f"{key}={','.join(quoted(v) if is_path or _needs_quotes(v) else v for v in values)}"
+    if is_path and os.path.exists(value):  # whatever its name looks like
+        return f"{key}={quoted(value)}"
+    if FUNCTION.match(value) or (is_sweep and value[:1] in ("'", '"')):
+        return override
+    values = split_values(override) if is_sweep else [value]
+    booleans = [] if bool in parts else ["true", "false"]
+    return f"{key}={','.join(quoted(v) if _needs_quotes(v, booleans, is_path) else v for v in values)}"
 
 
-def _needs_quotes(text: str) -> bool:
-    return bool(NUMBER.fullmatch(text)) or not UNQUOTED.fullmatch(text)
+def _needs_quotes(text: str, words: Sequence[str], is_path: bool = False) -> bool:
+    """Return whether text needs quotes in Hydra's grammar. `words` are read as something else than text."""
+    if QUOTED.fullmatch(text):
+        return False
+    return is_path or text.lower() in words or bool(NUMBER.fullmatch(text)) or not UNQUOTED.fullmatch(text)
 
 
 def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str, str]]:

@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, wrong_value
 from lm.config import CLASSES, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, first_line, require
-from lm.folder import is_run, read_base
+from lm.folder import read_base
+from lm.system.files import is_run
 
 CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
 LOADED = "loaded"  # choice of a group whose content was read from a file: the model of init_from, or a question

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli import command_line
-from lm.cli.arguments import hydra_words, key_of, kinds_of
+from lm.cli.arguments import MIN_BYTES, hydra_words, is_text, key_of, kinds_of
 from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
 from lm.config import CLASSES, RunConfig, flat
 from lm.data.ngram import ngram_figure
-from lm.data.paths import check_paths
+from lm.data.paths import check_paths, kind_of
 from lm.errors import UserError, without_secrets
 from lm.folder import newest_run
 from lm.system.terminal import close_bars, format_table, is_first_process, printable, wrapped
@@ -94,7 +95,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
         saved = RunDirectory(path).read_config()
         if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of other prompts
             result = result | {"samples": []}
-        print(*summary(path, result, saved), sep="\n")
+        print(*summary(path, result, saved | {"data": asdict(run.data)}), sep="\n")  # the text may have moved
     return result
 
 
@@ -156,7 +157,7 @@ def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> It
 
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
-    run = [] if newest_run(Path("runs")) == path else [str(path)]
+    run = [] if newest_run(Path("runs")) == path else [f"run_dir={path}" if "=" in str(path) else str(path)]
     settings = flat(dict(config))
     classes = [settings[key] for key, built_in in CLASSES.items() if settings.get(key) not in (None, *built_in)]
     consent = [f"classes=[{','.join(classes)}]"] if classes else []  # to import the user's classes
@@ -164,10 +165,15 @@ def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, An
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
     yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *consent)
     yield command_line("look", *run, *consent)
-    text = config["data"]["path"] or ""
-    is_public = without_secrets(text) == text
-    if config["data"]["source"] in ("stdlib", "text") and not config["init_from"] and is_public:
+    source, text = config["data"]["source"], config["data"]["path"] or ""
+    is_usual = not text or (source == kind_of(text) == "text" and is_text(text) and not _is_short(text))
+    if source in ("stdlib", "text") and is_usual and not config["init_from"] and without_secrets(text) == text:
         yield command_line("ablate", "head=tied,untied", *filter(None, [text]))
+
+
+def _is_short(text: str) -> bool:
+    """Return whether a file is too small for a recipe."""
+    return os.path.isfile(text) and os.path.getsize(text) < MIN_BYTES
 
 
 def beginning(prompt: str) -> str:

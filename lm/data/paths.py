@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.errors import UserError, expanded, first_line
+from lm.system.files import is_run
 
 ENDINGS = {
     "json": (".json", ".jsonl", ".ndjson", ".jl", ".jsonlines"),
@@ -54,7 +55,7 @@ def kind_of(path: str) -> str:
 def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """Return the files of a file name, folder or glob by their names, sorted.
 
-    A name is relative to the folder. Hidden files and folders, and folders that are links, are
+    A name is relative to the folder. Hidden files and folders, runs in the folder, and folders that are links are
     left out: a link to a folder above would never end. With `endings`, a folder or glob gives only
     files that end so, compressed or not. Raises UserError, and OSError for a closed folder.
     """
@@ -67,22 +68,14 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
     if not files:
         kinds = " or ".join(endings) or "files"
         what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
+        what = "is no regular file" if place.exists() and not place.is_dir() else what
         raise UserError(f"{key}={path}: {what}")
     return {file.relative_to(root).as_posix(): file for file in files}
 
 
-def last_modified(path: str) -> float:
-    """Return when a file of a path, or a folder that holds one, changed last; 0 if the path leads to no file here."""
-    with suppress(OSError, UserError):
-        files = [*local_files(path).values()] if not is_url(path) else []
-        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(path)}
-        return max((place.stat().st_mtime for place in (*files, *folders)), default=0.0)
-    return 0.0
-
-
 def _walk(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root, onerror=raise_error):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and not is_run(Path(folder, name))]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import xxhash
 
-from lm.config import DataConfig
+from lm.config import DataConfig, TokenizerConfig
 from lm.data.paths import (
     BLOCK,
     COMPRESSED,
@@ -78,7 +78,7 @@ class TextFiles:
         return state_of(self.files, limit)
 
     def documents(self, max_bytes: int | None) -> Documents:
-        separator, n_documents = self.config.separator, 0
+        separator = self.config.separator
         for name, file in self.files.items():
             if separator is None:
                 limit = inf if max_bytes is None else max_bytes + 4  # with a character that is cut
@@ -86,9 +86,6 @@ class TextFiles:
                 continue
             for number, document in enumerate(_parted(self._blocks(file), separator.encode()), 1):
                 yield f"{name}:{number}", [document]
-                n_documents += 1
-        if separator is not None and n_documents == len(self.files):
-            raise UserError(f"data.separator={separator}: does not occur in {self.place}")
 
     def _blocks(self, file: Path, limit: float = inf) -> Iterator[bytes]:
         """Yield the text of a file up to `limit` bytes, and read on only for data.sha256."""
@@ -140,6 +137,19 @@ def state_of(files: Files, limit: float = inf) -> str:
     return json_sha256(states)
 
 
+def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, str]:
+    """Return a digest of each file or folder of this machine that a run reads, by its setting."""
+    states = {}
+    paths = {"data.path": config.path, "data.val_path": config.val_path, "tokenizer.path": tokenizer.path}
+    for key, path in paths.items():
+        if path is not None and not is_url(path) and (key == "tokenizer.path" or config.source != "hub"):
+            endings = () if key == "tokenizer.path" else ENDINGS.get(config.source, ())
+            limit = config.max_bytes + BLOCK if key == "data.path" and config.max_bytes else inf
+            with suppress(OSError, UserError):  # it may be gone
+                states[key] = state_of(local_files(path, endings), limit)
+    return states
+
+
 def _looks_like(files: list[Path]) -> str | None:
     """Return the kind of table that files hold by their endings, or what the first file is by its first bytes."""
     for kind in ("json", "csv", "parquet"):
@@ -179,13 +189,21 @@ def _not_utf8(file: Path, at: int, reason: str) -> UserError:
 
 
 def open_sources(config: DataConfig) -> list[Source]:
-    """Open the text, and the validation text if data.val_path or data.val_split names one. Raises UserError."""
+    """Open the text, and the validation text if data.val_path or data.val_split names one. Raises UserError.
+
+    A separate validation text is read whole: data.max_bytes limits the training text alone.
+    """
     source = open_source(config)
     if config.val_split is not None:
-        return [source, open_source(replace(config, split=config.val_split, val_split=None), "data.val_split")]
+        return [
+            source,
+            open_source(replace(config, split=config.val_split, val_split=None, max_bytes=None), "data.val_split"),
+        ]
     if config.val_path is None:
         return [source]
-    val = open_source(replace(config, path=config.val_path, val_path=None, sha256=None), "data.val_path")
+    val = open_source(
+        replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None), "data.val_path"
+    )
     training, validation = ({file.resolve() for file in files_of(part).values()} for part in (source, val))
     if common := training & validation:
         raise UserError(f"{val.place}: {min(common)} belongs to data.path={config.path} as well")

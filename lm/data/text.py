@@ -175,8 +175,9 @@ def _characters_of_one(
     """
     n_folds = round(1 / val_fraction)
     n_after = 0 if fold is None else n_folds - 1 - fold  # folds behind this one
-    begin = 0 if fold == 0 else _place_of(text, 1 - (n_after + 1) * val_fraction)
-    end = _place_of(text, 1 - n_after * val_fraction) if n_after else text.size
+    part = val_fraction if fold is None else 1 / n_folds
+    begin = 0 if fold == 0 else _place_of(text, 1 - (n_after + 1) * part)
+    end = _place_of(text, 1 - n_after * part) if n_after else text.size
     change = "" if fold is None else f"fold={fold:g} of {n_folds}"
     if end - begin > limit:
         starts = _characters_around(text.path, end - limit)

@@ -21,14 +21,14 @@ import xxhash
 
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
-from lm.data.sources import Source, open_source, open_sources, warn_of_other_formats
+from lm.data.sources import Source, files_of, open_source, open_sources, warn_of_other_formats
 from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
 from lm.registry import from_lab
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
-FORMAT = 12  # version of the folder; a new version builds all folders again
+FORMAT = 13  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
@@ -227,6 +227,8 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
 
 def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
+    if config.separator is not None and len(text.records) + text.n_empty == len(files_of(source)):
+        raise UserError(f"data.separator={config.separator}: does not occur in what is read of {source.place}")
     if config.rows == "lines":
         return text.joined()
     if text.n_empty and config.source in TABLES:  # an empty file needs no message
@@ -246,8 +248,7 @@ def _encode_sources(
 ) -> None:
     """Read the text once into a file, encode the text from this file, and remove the file.
 
-    Read a separate validation text first: a mistake in this text then appears before a long reading. data.max_bytes
-    does not limit a separate validation text.
+    Read a separate validation text first: a mistake in this text then appears before a long reading.
     """
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]

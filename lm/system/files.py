@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,8 @@ import yaml
 PARTIAL = ".partial-"  # beginning of the name of a temporary file
 ABANDONED_SECONDS = 24 * 3600.0  # time after which nobody writes to a temporary folder of a cache any more
 LOCK = ".lock"  # in a folder of a run or an ablation; the kernel keeps it
+
+CONFIG_HASH = re.compile(r"^config_hash: ", re.MULTILINE)
 
 
 @contextmanager
@@ -172,3 +175,14 @@ def sha256(path: Path) -> str:
 def json_sha256(value: Any) -> str:
     """Return the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is the directory of a run: its config.yaml has a `config_hash`.
+
+    The config.yaml of another program does not make a folder a run.
+    """
+    try:
+        return bool(CONFIG_HASH.search((folder / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False

@@ -117,8 +117,12 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
                     f"head: has one matrix, the input and output embeddings of the loaded model differ; {advice}"
                 )
             matrices = {None: inputs, "embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
+            if inputs is outputs and rule is not None:
+                raise UserError(f"init_tied_matrix={rule}: the loaded model has one matrix already; leave it out")
             new_embed.weight.copy_(inputs if inputs is outputs else matrices[rule])
             new_head.init_from_embedding(new_embed.weight)
+        case UntiedHead(), _ if rule is not None:
+            raise UserError(f"init_tied_matrix={rule}: is for a head of one matrix, not {type(new_head).__name__}")
         case UntiedHead(), _:
             new_embed.weight.copy_(inputs)
             new_head.proj.weight.copy_(outputs)

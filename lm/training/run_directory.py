@@ -10,19 +10,20 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 import yaml
 
-from lm.config import HASHES, REQUESTED, RunConfig, differing_keys, flat, requested_settings
-from lm.data.paths import from_above, last_modified
+from lm.config import HASHES, LENGTHS, REQUESTED, RunConfig, differing_keys, flat, requested_settings
+from lm.data.paths import from_above
+from lm.data.sources import local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
-from lm.folder import is_run, read_result
+from lm.folder import read_result
 from lm.system.code import code_identity
-from lm.system.files import LOCK, PARTIAL, read_csv, read_yaml, remove_partial, write_text
+from lm.system.files import LOCK, PARTIAL, is_run, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 SAMPLE_TEMPERATURE = 0.8  # of drawn samples; the seed of a sample is the number of its prompt
@@ -126,12 +127,16 @@ class RunDirectory:
                 for key in ("path", "val_path"):
                     settings["data"][key] = from_above(self.path, settings["data"][key])
         tokenizer = self.model / "tokenizer.json"
-        if settings["init_from"] and settings["tokenizer"]["kind"] == "file" and tokenizer.exists():
-            settings["tokenizer"]["path"] = str(tokenizer)  # the loaded run may be gone
+        if settings["tokenizer"]["kind"] == "file" and tokenizer.exists():
+            settings["tokenizer"]["path"] = str(tokenizer)  # the original may be gone, or lie in another folder
         return settings
 
     def has_begun(self) -> bool:
-        return any(self.checkpoints.glob("step-*.ckpt"))
+        """Return whether there are checkpoints. Raises UserError if their config.yaml is not there."""
+        has_checkpoints = any(self.checkpoints.glob("step-*.ckpt"))
+        if has_checkpoints and not self.read_config():
+            raise UserError(f"{self.config}: is not what train wrote; the checkpoints beside it need it")
+        return has_checkpoints
 
     def as_decided(self, run: RunConfig) -> RunConfig:
         """Return the run with what the machine and the text decided when the run began here."""
@@ -149,6 +154,7 @@ class RunDirectory:
         if not keys:
             return
         before, now = flat(saved), flat(settings)
+        before |= {key: saved["requested"].get(key, before.get(key)) for key in LENGTHS}
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
         if {*keys} <= LENGTH:
             has_model = (self.model / "model.safetensors").exists()
@@ -189,9 +195,9 @@ class RunDirectory:
             of_text = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]
             if any(before.get(key) != now[key] for key in of_text):
                 return None
-            for text in filter(None, (run.data.path, run.data.val_path, run.tokenizer.path)):
-                if last_modified(text) > self.result.stat().st_mtime:
-                    log.warning("%s: is newer than this result, which is of the text as it was", text)
+            before, now = saved.get("states", {}), local_states(run.data, run.tokenizer)
+            for key in [key for key in now if now[key] != before.get(key)]:
+                log.warning("%s=%s: has changed since; this result is of what it was", key, flat(asdict(run))[key])
         log.info("%s is finished: nothing to train", self.path)
         if saved["code"] != code_identity():
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])

@@ -18,8 +18,9 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from lm.config import REQUESTED, RunConfig, check_init, config_hash, differing_keys, flat, requested_settings
+from lm.config import REQUESTED, RunConfig, build, check_init, config_hash, differing_keys, flat, requested_settings
 from lm.data.batches import TrainingStream
+from lm.data.sources import local_states
 from lm.data.tokens import TextData, prepare
 from lm.errors import Diverged, error_prefix
 from lm.folder import read_base, read_result, save_model
@@ -64,6 +65,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or
     SystemExit after a signal; the same call then resumes the run.
     """
+    run = build(RunConfig, asdict(run))  # of Python: its values are checked as those of a file are
     check_init(run)
     if run.init_from and not run.init_sha256:  # the hash of the weights decides the run
         run = replace(run, init_sha256=read_base(run.init_from).sha256)
@@ -207,6 +209,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     kept = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
     settings = asdict(kept) | {"run_dir": str(directory.path), "init_record": init_record}
     settings |= {"data_revision": data.revision, **hashes, **identity}
+    settings["states"] = local_states(run.data, run.tokenizer)  # of the files, which a later command may compare
     fabric = build_fabric(run.trainer)
 
     loggers: list[Any] = []
@@ -217,7 +220,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
             loggers = stack.enter_context(trackers(run, directory.path, settings, step))
         remove_later(directory.checkpoints, step if resumes else -1)
         directory.write_config(settings)
-        if run.init_from:  # a resume does not need the loaded run
+        if run.tokenizer.kind == "file":  # a resume needs neither the file nor a loaded run
             directory.model.mkdir(exist_ok=True)
             write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
         log_start(run, data, directory.path, cost["n_params"], step)
