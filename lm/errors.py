@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 # Exceptions of Python where the content of a file is not what its reader expects.
 DAMAGE = (
     ValueError,
@@ -18,6 +20,7 @@ DAMAGE = (
     ArithmeticError,
     RecursionError,
     csv.Error,
+    yaml.YAMLError,
 )
 # An address in a text: scheme, user and password, host and path, query.
 ADDRESS = re.compile(

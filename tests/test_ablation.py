@@ -223,6 +223,25 @@ def test_a_look_that_decides_ends_the_ablation(lab, instantly):
     assert "decided with 3 of 4 seeds" in lab.tables[-1]
 
 
+@pytest.mark.slow
+def test_a_look_that_has_passed_decides_nothing_afterwards(lab, instantly):
+    """A run before the look has failed, so the others were made; now it is made too."""
+    instantly(lambda spec: Failure.ERROR if (spec.arm, spec.seed) == ("tied", 1) else near(spec))
+    asked = {"seeds": [0, 1, 2, 3, 4], "looks": [3, 5]}
+    assert lab.run(**asked).counts()["done"] == 9
+    instantly(near)
+    results = lab.run(**asked)
+    assert (results.counts()["done"], {*results.reported.seed}) == (10, {0, 1, 2, 3, 4})
+
+
+@pytest.mark.slow
+def test_words_in_another_order_are_no_other_design(lab, instantly):
+    instantly(near)
+    lab.run("optim.lr=0.03", "optim.weight_decay=0.1", primary=[])
+    again = lab.run("optim.weight_decay=0.1", "optim.lr=0.030", primary=["untied"])
+    assert "The design changed" not in summaries(again)
+
+
 # --- tuned arms
 
 TUNED = {"tune": "optim.lr", "seeds": [0, 1, 2], "overrides": ["optim.lr=0.02"]}

@@ -10,7 +10,7 @@ from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.ask import question_in_a_line, read_question, write_question
+from lm.lab.ablation.ask import choose, question_in_a_line, read_question, write_question
 from lm.lab.commands.ablate import hydra_words
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
@@ -39,6 +39,30 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     for change in ("model.dropout=0.1", "model.dropout=0.1,0.1"):
         with pytest.raises(UserError, match=r"model\.dropout"):
             question_in_a_line(change, [])
+    for word in ("~ablation.arms.tied", "ablation.overrides=[a]", "ablation.arms.x=null"):
+        with pytest.raises(UserError, match="write a YAML file"):
+            question_in_a_line("head=tied,untied", ["optim.lr=0.01"], [word])
+    for word in ("ablation.equivalence_margin=1%", "ablation.folds=maybe", "ablation.looks=3"):
+        with pytest.raises(UserError, match=rf"^{word}: expected "):
+            question_in_a_line("head=tied,untied", [], [word])
+
+
+@pytest.mark.parametrize(
+    "content", ["question: Is it a: b?", "arms: [", "a: 1\na: 2", "\t", "question: ${x}", "b: *c", "a: 1\n---\nb: 2"]
+)
+def test_a_mistake_of_yaml_is_one_line_that_names_the_file(content, tmp_path):
+    path = tmp_path / "asked.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read_question(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    question = question_in_a_line("head=tied,untied", [])
+    assert write_question(question | {"name": "asked"}, tmp_path).name.startswith("asked-"), "what was edited stays"
+
+
+def test_a_question_may_have_any_name_that_a_folder_has():
+    assert choose(question_in_a_line("head=tied,untied", []) | {"name": "größe"})[1] == "ablation.name='größe'"
 
 
 def test_a_question_that_grows_keeps_its_name():

@@ -344,3 +344,15 @@ WORDS = [
 def test_a_sentence_says_on_what_a_verdict_rests_and_why_there_is_none(frame, asked, words):
     told = judged(frame, **asked).sentence["b"]
     assert [part for part in words if part not in told] == [], told
+
+
+def test_an_arm_that_always_diverged_is_worse_than_one_that_lost_no_seed():
+    verdicts = {own: judged(ends(a=own, b="nnnnnnnn"), arms_of="ab").loc["b"] for own in ("dddddddd", "nnnnnddd")}
+    assert {own: row.verdict for own, row in verdicts.items()} == {"dddddddd": "worse", "nnnnnddd": "undecided"}
+
+
+def test_differences_are_equal_that_vary_by_less_than_their_scores_can_be_told():
+    large = {"a": [1e9 + 100 * i for i in range(5)], "b": [2e9 + 900 * i for i in range(5)]}
+    assert judged(runs(large), arms_of="ab", seeds=[*range(5)]).loc["b"].verdict == "worse"
+    noise = {"a": [3.0] * 5, "b": [3.00001, 3.0000101, 3.0000099, 3.00001, 3.0000102]}
+    assert judged(runs(noise), arms_of="ab", seeds=[*range(5)]).loc["b"].undecided_by == "equal"

@@ -186,3 +186,23 @@ def test_a_mistake_in_a_call_is_named(values, given, named):
 )
 def test_rows_are_read_however_their_file_is_written(content, rows_of):
     pd.testing.assert_frame_equal(rows_of(content), rows_of(ROWS))
+
+
+def test_seeds_that_an_arm_lacks_are_told_unless_they_are_the_verdict(rows_of):
+    lines = [
+        f"{arm},{seed},{value}"
+        for arm, values in (("a", range(5)), ("b", ["nan"] * 5))
+        for seed, value in enumerate(values)
+    ]
+    told = rows_table(judged(rows_of("\n".join(["arm,seed,value", *lines])), None, 0.01, False), None)
+    assert "b is worse than a: no run of b trained" in told
+    assert "fewer seeds" not in told
+    lines = [f"{arm},{seed},{seed + by}" for arm, by in (("a", 0), ("b", 1)) for seed in range(9)]
+    lines += ["c,0,nan", *(f"c,{seed},{seed + 1}.{seed}" for seed in range(1, 5))]
+    told = rows_table(judged(rows_of("\n".join(["arm,seed,value", *lines])), "a", 0.01, False), None)
+    assert "Pairs are missing: c has 4 of 9." in told, "also beside one that diverged"
+
+
+def test_rows_may_have_more_seeds_than_anybody_trains(rows_of):
+    lines = [f"{arm},{seed},{seed % 7 + by}" for arm, by in (("a", 0), ("b", 1)) for seed in range(1500)]
+    assert judge(rows_of("\n".join(["arm,seed,value", *lines]))).contrasts.n_seeds[0] == 1500

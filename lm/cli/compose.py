@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -232,6 +232,9 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     override = next((word for word in overrides if key_of(word) == key), "")
     if isinstance(cause, ValidationError) and override and key in kinds:
         return wrong_value(override, kinds)
+    prefixes = (key[: match.start()] for match in re.finditer(r"[.\[]", key))
+    if key not in kinds and any(get_origin(kinds.get(prefix)) in (dict, list) for prefix in prefixes):
+        return f"{key}: {first_line(error)}"  # an entry of a list, or of names with values
     if key and key not in kinds:
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)

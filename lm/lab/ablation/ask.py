@@ -19,9 +19,9 @@ from typing import Any, get_args, get_origin
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lm.cli.arguments import key_of, kinds_of
+from lm.cli.arguments import key_of, kinds_of, quoted, wrong_value
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
@@ -82,7 +82,14 @@ def question_in_a_line(change: str, overrides: Sequence[str], settings: Sequence
             several = ",".join(map(str, (value, *more)))
             raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
         name = setting.removeprefix("ablation.")
-        OmegaConf.update(question, name, _seeds(value) if name == "seeds" else value)
+        if word.startswith("~") or name.split(".")[0] in ("arms", "overrides"):
+            raise UserError(f"{word}: a line has its own arms and settings; write a YAML file for others")
+        value = _seeds(value) if name == "seeds" else value
+        try:
+            OmegaConf.update(OmegaConf.structured(Question), name, value)
+        except OmegaConfBaseException as error:
+            raise UserError(wrong_value(word, kinds_of(AblateConfig))) from error
+        OmegaConf.update(question, name, value)
     question = OmegaConf.to_container(question, resolve=False)
     identity = question["arms"], normalised(question["overrides"])  # seeds may be added, and the margin may change
     return {"name": f"{label}-{json_sha256(identity)[:8]}", **question}
@@ -146,7 +153,8 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             content["seeds"] = _seeds(content["seeds"])
         with explaining([], kinds):
             schema = OmegaConf.merge(OmegaConf.structured(Question), {"name": "any"}, content)
-        if is_whole and (missing := OmegaConf.missing_keys(schema)):
+            missing = OmegaConf.missing_keys(schema)
+        if is_whole and missing:
             raise UserError(f"{', '.join(sorted(missing))}: is missing")
         try:
             OmegaConf.to_object(schema)
@@ -184,7 +192,7 @@ def _as_lists(kind: Any, value: Any) -> Any:
 def choose(question: QuestionFile) -> list[str]:
     """Return the overrides of ablate that ask a question, which Hydra gets to know."""
     ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
-    return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
+    return [f"ablation={LOADED}", f"ablation.name={quoted(question['name'])}"]
 
 
 def _as_file(question: QuestionFile) -> QuestionFile:
@@ -193,14 +201,22 @@ def _as_file(question: QuestionFile) -> QuestionFile:
     return question | {"arms": arms, "overrides": [*map(literal, question["overrides"])]}
 
 
-def write_question(question: QuestionFile, folder: Path, output_dir: str | None = None) -> Path:
+def _content_of(path: Path) -> Any:
+    """Return the content of a file that a person may have edited, or None if the file is no YAML."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OSError, ValueError):
+        return None
+
+
+def write_question(question: QuestionFile, folder: Path) -> Path:
     """Write the question as a file that `ablate FILE` asks, beside its answer. A file of another content stays."""
     content = {key: without_secrets(value) for key, value in _as_file(question).items() if key != "name"}
     path = folder / f"{question['name']}.yaml"
-    if path.exists() and OmegaConf.to_container(OmegaConf.load(path)) != content:
+    if path.exists() and _content_of(path) != content:
         path = path.with_stem(f"{path.stem}-{json_sha256(content)[:4]}")
     if not path.exists():
-        words = ["lm-lab", "ablate", str(path), *([f"output_dir={output_dir}"] if output_dir else [])]
+        words = ["lm-lab", "ablate", str(path), f"output_dir={folder}"]
         head = f"# {shlex.join(words)}\n# A line `tune: learning_rate` scores each arm at its own best learning rate.\n"
         write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     return path

@@ -72,8 +72,12 @@ def compare(
     own = choose(question) + ([] if output_dir is None else [f"output_dir={quoted(str(output_dir))}"])
     config = compose("ablate", own, AblateConfig)
     runs, seeded = compose_question(config)
-    results = ablate(config, runs, f"compare({change!r})", seeded=seeded)
-    write_question(question, results.folder, None if output_dir is None else str(output_dir))
+    paths = {"text": text, "output_dir": output_dir}
+    given: dict[str, object] = {key: None if path is None else str(path) for key, path in paths.items()}
+    given |= {"seeds": seeds, "margin": margin, "overrides": [*overrides], "tune": tune}
+    call = ", ".join([repr(change), *(f"{key}={value!r}" for key, value in given.items() if value is not None)])
+    results = ablate(config, runs, f"compare({call})", seeded=seeded)
+    write_question(question, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 
 

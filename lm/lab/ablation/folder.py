@@ -115,7 +115,9 @@ def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, fa
 
 def design_hash(question: Question, overrides: Sequence[str]) -> str:
     """Return the hash of all that a person chooses and that decides a verdict."""
-    design = asdict(question) | {"name": "", "question": "", "overrides": [*question.overrides, *overrides]}
+    design = asdict(question) | {"name": "", "question": "", "primary": sorted(question.primary_arms())}
+    design["overrides"] = normalised([*question.overrides, *overrides])
+    design["arms"] = {arm: normalised(own) for arm, own in question.arms.items()}
     return json_sha256(design)
 
 

@@ -20,7 +20,7 @@ from lm.lab.ablation.tuning import Ladder, climb
 ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3  # below, there is no verdict
-SAME = 1e-5  # relative spread of differences that are equal but for rounding, of single precision too
+SAME = 1e-6  # of the largest score: differences that vary by less are equal but for rounding to single precision
 ROUNDING = 1e-12  # of the values: what a difference may have by rounding alone
 FAMILIES = ("primary", "secondary", "weighted")  # each is corrected for its own number of comparisons
 
@@ -96,8 +96,8 @@ def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord])
     equivalent: the true difference is shown to lie within the margin, be it zero or not (two one-sided t tests;
     Schuirmann, 1987). better, worse: the two-sided paired t test rejects. Both after Holm's correction (1979) for the
     number of comparisons of the family. An arm that diverged or failed at some seeds is never called better or
-    equivalent, because the seeds that it survived would favour it. An arm that diverged at all seeds is worse. An arm
-    that failed says nothing about itself: its code or its machine may be the reason.
+    equivalent, because the seeds that it survived would favour it. An arm that diverged at all seeds is worse than an
+    arm that lost no seed. An arm that failed says nothing about itself: its code or its machine may be the reason.
     """
     scored = {arm: score(question, runs[runs["arm"] == arm], arms[arm].is_tuned) for arm in question.arms}
     weights = {f"{arm} - {other}": {arm: 1.0, other: -1.0} for arm, other in question.pairs().items()}
@@ -168,7 +168,9 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
     if len(losses) > 1:
         down = sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight > 0)
         up = sum(-weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight < 0)
-        test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha)
+        largest = max(abs(arm.scores[seed]) for arm in own.values() for seed in seeds)
+        are_equal = max(losses) - min(losses) <= SAME * largest
+        test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha, are_equal)
         contrast.sd, contrast.p, contrast.p_equivalent = test.sd, test.p, test.p_equivalent
         contrast.ci_low, contrast.ci_high = sorted((sign * test.low, sign * test.high))
         contrast.gain_low, contrast.gain_high = (down, up) if sign > 0 else (up, down)
@@ -186,9 +188,14 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(
-    losses: Sequence[float], margin: float | None, down: float = 0.0, up: float = 0.0, alpha: float = ALPHA
+    losses: Sequence[float],
+    margin: float | None,
+    down: float = 0.0,
+    up: float = 0.0,
+    alpha: float = ALPHA,
+    are_equal: bool = False,
 ) -> PairedTest:
-    """Return the t interval of the mean of paired differences of losses, and its p values.
+    """Return the t interval of the mean of paired differences of losses, and its p values unless `are_equal`.
 
     At an end of its ladder an arm may still gain: the true difference may be lower by `down` or higher by `up`.
     """
@@ -196,7 +203,7 @@ def paired_test(
     error, df = sd / math.sqrt(n), n - 1
     half = float(special.stdtrit(df, 1 - alpha / 2)) * error
     low, high = mean - half - down, mean + half + up
-    if are_equal(sd, mean):
+    if are_equal or sd == 0:
         return PairedTest(sd, low, high, None, None)
     away = mean - down if mean > 0 else -mean - up
     nearer = None if margin is None else margin - max(mean + up, down - mean)
@@ -208,11 +215,6 @@ def _sum(terms: Sequence[float]) -> float:
     """Return the sum, 0 where only rounding differs from it."""
     total = float(sum(terms))
     return 0.0 if abs(total) <= ROUNDING * sum(map(abs, terms)) else total
-
-
-def are_equal(sd: float, mean: float) -> bool:
-    """Return whether differences of this spread and mean are equal but for rounding."""
-    return sd <= SAME * abs(mean)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -269,7 +271,8 @@ def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str
     arms = {*contrast.weights}
     positive = {arm for arm, weight in contrast.weights.items() if weight > 0}
     if untrainable := {*contrast.untrainable}:
-        others_train = all(len(scored[arm].scores) >= MIN_SEEDS for arm in arms - untrainable)
+        others = [scored[arm] for arm in arms - untrainable]
+        others_train = all(len(s.scores) >= MIN_SEEDS and not (s.diverged or s.failed) for s in others)
         have_diverged = all(scored[arm].untrainable == "diverged" for arm in untrainable)
         if len(arms) == 2 and len(untrainable) == 1 and have_diverged and others_train:
             return "worse" if untrainable == positive else "better", None
@@ -293,7 +296,7 @@ def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str
 
 
 def sides(weights: Mapping[str, float]) -> tuple[str, str]:
-    """Return what is compared with what: the arms with the sign of the first weight, and the others.
+    """Return what is compared with what: the arms with positive weights, and the arms with negative weights.
 
     >>> sides({"a": 1, "b": -1, "c": -1, "d": 1})
     ('a + d', 'b + c')

@@ -184,13 +184,15 @@ def _reported(plan: Plan, rungs: Mapping[str, Sequence[int]], seeds: Sequence[in
 def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequence[int]]) -> tuple[list[int], set[str]]:
     """Return the seeds that are reported, and the names of the reported runs up to the next decision.
 
-    A decision waits until all runs before it have ended: a missing one could change it. If a run failed, the look is
-    skipped, because the runs that survived would decide.
+    A decision waits until all runs before it have ended: a missing one could change it. A look is skipped if a run
+    failed, because the runs that survived would decide, and if a run of a later seed has ended: it has passed.
     """
     question = plan.question
     for n in question.looks[:-1]:
         specs = _reported(plan, rungs, question.seeds[:n])
         status = {plan.status(spec) for spec in specs}
+        if any(plan.status(spec) in ENDED for spec in _reported(plan, rungs, question.seeds[n:])):
+            continue  # this look has passed
         if len(rungs) < len(plan.arms) or "missing" in status:
             return question.seeds, {spec.run_dir for spec in specs}
         if status <= {*ENDED}:

@@ -137,7 +137,8 @@ class Question:
 
     def _check_seeds(self) -> None:
         seeds, looks = self.seeds, self.looks
-        require(len(seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
+        is_runs = self.metric in RUN_METRICS
+        require(not is_runs or len(seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
         require(len({*seeds}) == len(seeds) > 0, f"ablation.seeds={seeds}", "one or more different values")
         for seed in seeds:
             require_seed(seed, "ablation.seeds")

@@ -220,15 +220,15 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
         "scores": scores,  # metric -> mean and standard deviation; of different texts there is no mean
         "folders": {str(seed): f"{quote(run_dir)}/" for seed, run_dir in kept.items()},
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
-        "ladder": _ladder(ladder) if ladder else None,
+        "ladder": _ladder(ladder, METRICS[question.metric].sign) if ladder else None,
         "identity": record.identity,
     }
 
 
-def _ladder(ladder: Ladder) -> dict[str, Any]:
+def _ladder(ladder: Ladder, sign: int) -> dict[str, Any]:
     return {
         "factors": [float(factor) for factor in ladder.losses.columns],
-        "means": [*ladder.losses.mean()],
+        "means": [*(sign * ladder.losses.mean())],
         **{key: getattr(ladder, key) for key in ("best", "dropped", "gain", "end", "p_equal")},
     }
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lm.lab.ablation.folder import AblationRecord
-from lm.lab.ablation.judge import MIN_SEEDS, Contrast, are_equal
+from lm.lab.ablation.judge import MIN_SEEDS, Contrast
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.tuning import LADDER
 from lm.system.terminal import to_override_value
@@ -69,10 +69,10 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
         yield Weakness(words, f"The standard deviation of so few differences is a rough estimate.{needed}")
-    few = [row for row in asked if row.n_seeds < min(n, FEW_SEEDS)]
+    few = [row for row in asked if row.n_seeds < min(n, FEW_SEEDS) and not row.untrainable]
     pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few if not counts["missing"])
     yield from _about("Some comparisons have fewer seeds", pairs, "The seeds that an arm lacks may favour it.")
-    equal = [row.name for row in asked if row.n_seeds > 1 and are_equal(row.sd or 0.0, row.mean_difference or 0.0)]
+    equal = [row.name for row in asked if row.n_seeds > 1 and row.p is None]
     detail = "All seeds gave the same result. Check that the seed changes the run."
     yield from _about("Differences are equal at all seeds", zip(equal, equal, strict=True), detail)
 
@@ -154,6 +154,12 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
     yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
 
+def _is_asked(record: AblationRecord, arm: str, other: str, key: str) -> bool:
+    """Return whether two arms differ in a condition by what they are: that difference is the question."""
+    first, second = ({**record.arms[name].settings, **record.arms[name].identity} for name in (arm, other))
+    return first.get(key) != second.get(key)
+
+
 def _mixed_pairs(results: Results) -> Iterator[Weakness]:
     """Yield the pairs whose runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
@@ -161,6 +167,8 @@ def _mixed_pairs(results: Results) -> Iterator[Weakness]:
         known = results.done.dropna(subset=key)
         of_arms = known.groupby(["arm", "seed"])[key].agg(lambda values: " and ".join(sorted({*map(str, values)})))
         for arm, other in results.question.pairs().items():
+            if _is_asked(results.record, arm, other, key):
+                continue
             for seed in results.question.seeds:
                 own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))
                 if own and baseline and own != baseline:

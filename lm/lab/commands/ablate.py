@@ -103,9 +103,9 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
         return 0
     print_results(results, ablation.json)
     if question:
-        path = write_question(question, results.folder, ablation.output_dir)
+        path = write_question(question, results.folder)
         if not ablation.json:
-            print(f"the question is a file, to be edited and asked again: {path}")
+            print(f"the question is a file, to be edited and asked again: {path} output_dir={results.folder}")
     if not results.is_whole():
         return 1
     return verdict_code(results) if ablation.exit_code == "verdict" else 0
