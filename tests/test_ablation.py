@@ -384,10 +384,10 @@ def test_a_driver_that_is_killed_loses_nothing(lab):
 @pytest.mark.parametrize(
     ("signums", "code", "is_training"),
     [
-        ([signal.SIGTERM, signal.SIGHUP], 143, True),
+        ([signal.SIGINT], 130, False),
         pytest.param([signal.SIGINT], 130, True, marks=pytest.mark.nightly),
         pytest.param([signal.SIGTERM], 143, True, marks=pytest.mark.nightly),
-        pytest.param([signal.SIGINT], 130, False, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGTERM, signal.SIGHUP], 143, True, marks=pytest.mark.nightly),
     ],
 )
 def test_an_interrupt_saves_every_run(lab, signums, code, is_training):
