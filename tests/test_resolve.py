@@ -156,3 +156,8 @@ def test_every_run_of_a_process_is_compiled(monkeypatch):
         tokens = torch.zeros(1, 8, dtype=torch.long)
         LossOf(build_model(run, 97), run)(tokens, tokens)
     assert min(compiled) > 0
+
+
+def test_an_embedding_has_a_row_for_each_token():
+    with pytest.raises(UserError, match=r"^model\.vocab_rows=10: expected 97 or more, or null$"):
+        build_model(replace(CPU, model=tiny(vocab_rows=10)), 97)

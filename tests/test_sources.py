@@ -230,8 +230,10 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
             assert refusal(kind, path, column="n").startswith("data.column=n: row 0 holds 0")
     assert texts_in("json", tmp_path / "tables") == [text for _, text in rows] * 7
     assert texts_in("csv", tmp_path / "tables", column="n")[:3] == ["0", "1", "2"]
-    prepare(DataConfig(source=kind, path=str(path), seq_len=8), BYTE)
-    assert "2 of 14 rows are empty or null" in caplog.text
+    for what in ("documents", "lines"):
+        caplog.clear()
+        prepare(DataConfig(source=kind, path=str(path), seq_len=8, rows=what), BYTE)
+        assert "2 of 14 rows are empty or null" in caplog.text
 
 
 LONG = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]  # more than a block

@@ -229,12 +229,10 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
     if config.separator is not None and len(text.records) + text.n_empty == len(files_of(source)):
         raise UserError(f"data.separator={config.separator}: does not occur in what is read of {source.place}")
-    if config.rows == "lines":
-        return text.joined()
     if text.n_empty and config.source in TABLES:  # an empty file needs no message
         n = text.n_empty + len(text.records)
         log.info("%s: %d of %d rows are empty or null and have been skipped", source.place, text.n_empty, n)
-    return text
+    return text.joined() if config.rows == "lines" else text
 
 
 def _write_ids(path: Path, tokenizer: Tokenizer, part: Part, label: str, quiet: bool) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from lm.config import RunConfig
 from lm.data.tokens import TextData
-from lm.errors import UserError
+from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import LossOf, resolve_loss
@@ -62,7 +62,12 @@ def with_steps(run: RunConfig, data: TextData) -> RunConfig:
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
-    """Return the model of a run before training. `separator`: id of the token that begins a document."""
+    """Return the model of a run before training. `separator`: id of the token that begins a document.
+
+    Raises UserError for fewer rows of the embedding than tokens.
+    """
+    rows = run.model.vocab_rows
+    require(rows is None or rows >= vocab_size, f"model.vocab_rows={rows}", f"{vocab_size} or more, or null")
     net = Transformer(
         run.model,
         run.head,
