@@ -697,7 +697,7 @@ def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]
         before["threads"], now["threads"] = saved["threads"], settings["threads"]
     keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
     requested = before | saved["requested"]
-    length = [now.get(key) for key in LENGTHS]  # which one command has asked for, so it is compared as a whole
+    length = [now.get(key) for key in LENGTHS]  # one command sets the length by all of these keys together
     if length in ([of.get(key) for key in LENGTHS] for of in (before, requested)):
         keys -= {*LENGTHS}
     differing = {key for key in keys - {*LENGTHS} if not _agrees(key, before, now, saved["requested"])}

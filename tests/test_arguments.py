@@ -121,10 +121,19 @@ def test_text_that_hydras_grammar_lacks_arrives_as_typed(text):
 
 def test_apostrophes_of_prompts_and_of_names_of_files_arrive_as_typed(folder):
     assert hydra_reads(for_hydra("prompts=[It's me, don't, 'x']", KINDS)) == ["It's me", "don't", "x"]
-    for name in ("'Twas night.txt", '"Hi" he said.txt', "range(3).txt", "choice(1)", "-x.txt", "~old.txt", "'x'"):
+    for name in (
+        "'Twas night.txt",
+        '"Hi" he said.txt',
+        "range(3).txt",
+        "choice(1)",
+        "-x.txt",
+        "~old.txt",
+        "'x'",
+        "${x}.txt",
+    ):
         (folder / name).write_text(TEXT * 4)
         words, notes = hydra_words([name], KINDS)
-        assert hydra_reads(words[-1]) == name
+        assert compose("train", words, RunConfig).data.path == name
         assert [*notes] == [name], "and its size chooses a recipe"
 
 

@@ -67,7 +67,7 @@ MISTAKES = """
     train my.txt lm_text -> lm_text: no such file
     train my.txt smoke -> ablation=smoke?
     train my.txt lm_eval=lm_text -> lm_eval: no such key
-    train ${x}.txt -> 'data.path=\\${x}.txt'
+    train ${x}.txt trainer.max_steps=x -> trainer.max_steps=x: expected a whole number
     train ~old.txt trainer.max_steps=x -> trainer.max_steps=x: expected a whole number
     train my.txt a,b.txt -> data.val_path=FILE
     train my.txt data.path=a,b.txt -> my.txt: is a second text

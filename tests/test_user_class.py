@@ -25,7 +25,7 @@ PARTS = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from lm.model.transformer import Position
+from lm.model import transformer
 
 
 class Norm(nn.Module):
@@ -48,7 +48,7 @@ class FFN(nn.Module):
         return F.leaky_relu(x @ self.up.T, self.slope) @ self.experts.sum(0).T
 
 
-class Position(Position):
+class Position(transformer.Position):
     def __init__(self, config, seq_len):
         super().__init__(config, seq_len)
         self.register_buffer("angles", torch.arange(seq_len)[:, None] / torch.arange(1, config.d_model + 1))

@@ -30,7 +30,8 @@ from lm.system.files import is_run, read_yaml
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
 )
-GROUPS = ("ablation", "data", "experiment", "head", "logger", "model", "optim", "tokenizer", "trainer")  # of configs/
+# The folders of configs/ from which a command line chooses a file.
+GROUPS = ("ablation", "data", "experiment", "head", "logger", "model", "optim", "tokenizer", "trainer")
 HYDRA_FLAGS = {  # flag -> whether a value follows
     **dict.fromkeys(("-m", "--multirun", "--resolve", "-sc", "--shell-completion"), False),
     **dict.fromkeys(("-c", "--cfg", "-p", "--package", "--info", "--hydra-help"), True),
@@ -285,9 +286,6 @@ def with_text(words: Words) -> list[str]:
         raise UserError(f"{path}: is a second text beside data.path")
     if not is_text(path) and not _is_text_of_run(path, words.overrides):
         raise UserError(unknown_word(path))
-    if "${" in path:
-        escaped = shlex.quote(f"data.path={literal(path)}")
-        raise UserError(f"{path}: ${{...}} stands for a setting; did you mean data={kind_of(path)} {escaped}?")
     if is_run(Path(path)):
         raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
     settings = [f"data.path={path}"] if "data" in keys else text_settings(path)
@@ -338,9 +336,8 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
-    is_computed = any(
-        not os.path.exists(path) and ("${" in path or FUNCTION.match(path)) for path in paths
-    )  # when Hydra composes the run
+    absent = [path for path in paths if not os.path.exists(path)]
+    is_computed = any("${" in path or FUNCTION.match(path) for path in absent)  # by Hydra
     if decided & given.keys() or is_computed or kind not in ("text", "json", "csv", "parquet"):
         return None, {}
     settings: dict[str, Any] = {
@@ -388,9 +385,9 @@ def _in_words(size: float) -> str:
 FUNCTION = re.compile(r"(choice|glob|range)\(")  # of Hydra's grammar
 # Digits that Hydra reads as a number, and would write otherwise: 2024_01 is 202401, 3.10 is 3.1.
 NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
-# Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end.
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 ELEMENT = re.compile(rf"\s*({QUOTED.pattern}|[^,]*?)\s*,", re.DOTALL)  # of a list, with the comma behind it
+# Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end.
 UNQUOTED = re.compile(r"(?!\s)[\w /\\+.$%*@?|:{}-]*(?<!\s)", re.ASCII)
 
 
@@ -426,7 +423,7 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
         return f"{key}=[{','.join(quoted(e) if _needs_quotes(e, words) else e for e in elements)}]"
     is_path = name in PATHS and value != "null"
     if is_path and os.path.exists(value):  # whatever its name looks like
-        return f"{key}={quoted(value)}"
+        return f"{key}={quoted(literal(value))}"
     if FUNCTION.match(value) or (is_sweep and value[:1] in ("'", '"')):
         return override
     values = split_values(override) if is_sweep else [value]

@@ -81,7 +81,7 @@ def main(command: str | None = None) -> NoReturn:
 
 
 def _run(command: str | None, args: list[str]) -> int:
-    is_completion = bool({"-sc", "--shell-completion"} & {*args[:1]})
+    is_completion = args[:1] in (["-sc"], ["--shell-completion"])
     if is_completion and command is None:
         command = _take_command_off_the_line()
         if command is None:

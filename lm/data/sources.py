@@ -140,13 +140,13 @@ def state_of(files: Files, limit: float = inf) -> str:
 def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, str]:
     """Return a digest of each file or folder of this machine that a run reads, by its setting."""
     states = {}
-    paths = {"data.path": config.path, "data.val_path": config.val_path, "tokenizer.path": tokenizer.path}
-    for key, path in paths.items():
-        if path is not None and not is_url(path) and (key == "tokenizer.path" or config.source != "hub"):
-            endings = () if key == "tokenizer.path" else ENDINGS.get(config.source, ())
-            limit = config.max_bytes + BLOCK if key == "data.path" and config.max_bytes else inf
-            with suppress(OSError, UserError):  # it may be gone
-                states[key] = state_of(local_files(path, endings), limit)
+    is_local = config.source != "hub" and not any(is_url(path) for path in (config.path, config.val_path) if path)
+    with suppress(OSError, UserError):  # a text may be gone
+        for source in open_sources(config) if config.path and is_local else ():
+            states[source.place.partition("=")[0]] = source.state()
+    if tokenizer.path is not None:
+        with suppress(OSError):
+            states["tokenizer.path"] = state_of({"": Path(tokenizer.path)})
     return states
 
 
@@ -195,15 +195,12 @@ def open_sources(config: DataConfig) -> list[Source]:
     """
     source = open_source(config)
     if config.val_split is not None:
-        return [
-            source,
-            open_source(replace(config, split=config.val_split, val_split=None, max_bytes=None), "data.val_split"),
-        ]
+        own = replace(config, split=config.val_split, val_split=None, max_bytes=None)
+        return [source, open_source(own, "data.val_split")]
     if config.val_path is None:
         return [source]
-    val = open_source(
-        replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None), "data.val_path"
-    )
+    own = replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None)
+    val = open_source(own, "data.val_path")
     training, validation = ({file.resolve() for file in files_of(part).values()} for part in (source, val))
     if common := training & validation:
         raise UserError(f"{val.place}: {min(common)} belongs to data.path={config.path} as well")

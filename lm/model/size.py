@@ -12,7 +12,7 @@ from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 
 ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # all others are in the blocks
-NORMS = {"attn_norm", "ffn_norm", "q_norm", "k_norm"}  # of a block; a class of the user may call its parts otherwise
+BLOCK_NORMS = {"attn_norm", "ffn_norm", "q_norm", "k_norm"}  # a user's class may have parts of any name
 
 
 def role(name: str) -> str:
@@ -22,7 +22,7 @@ def role(name: str) -> str:
     first, *rest = name.split(".")
     if first in ROLES:
         return ROLES[first]
-    if NORMS & {*rest[:-1]}:
+    if BLOCK_NORMS & {*rest[:-1]}:
         return "norm"
     return {"attn": "attention"}.get(rest[1], rest[1])
 

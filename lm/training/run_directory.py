@@ -135,7 +135,7 @@ class RunDirectory:
         """Return whether there are checkpoints. Raises UserError if their config.yaml is not there."""
         has_checkpoints = any(self.checkpoints.glob("step-*.ckpt"))
         if has_checkpoints and not self.read_config():
-            raise UserError(f"{self.config}: is not what train wrote; the checkpoints beside it need it")
+            raise UserError(f"{self.config}: holds no settings of a run, which the checkpoints beside this file need")
         return has_checkpoints
 
     def as_decided(self, run: RunConfig) -> RunConfig:
@@ -207,7 +207,7 @@ class RunDirectory:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a samples.jsonl, without a line that broke off or is none, or [] if there is no file."""
+    """Return the whole lines of a samples.jsonl, or [] if there is no file. Other lines are left out."""
     rows = []
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         with suppress(json.JSONDecodeError):

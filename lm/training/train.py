@@ -65,7 +65,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or
     SystemExit after a signal; the same call then resumes the run.
     """
-    run = build(RunConfig, asdict(run))  # of Python: its values are checked as those of a file are
+    run = build(RunConfig, asdict(run))  # checks values that Python gave, as values of a file are checked
     check_init(run)
     if run.init_from and not run.init_sha256:  # the hash of the weights decides the run
         run = replace(run, init_sha256=read_base(run.init_from).sha256)

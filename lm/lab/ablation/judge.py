@@ -272,9 +272,9 @@ def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str
     positive = {arm for arm, weight in contrast.weights.items() if weight > 0}
     if untrainable := {*contrast.untrainable}:
         others = [scored[arm] for arm in arms - untrainable]
-        others_train = all(len(s.scores) >= MIN_SEEDS and not (s.diverged or s.failed) for s in others)
+        others_are_whole = all(len(s.scores) >= MIN_SEEDS and not (s.diverged or s.failed) for s in others)
         have_diverged = all(scored[arm].untrainable == "diverged" for arm in untrainable)
-        if len(arms) == 2 and len(untrainable) == 1 and have_diverged and others_train:
+        if len(arms) == 2 and len(untrainable) == 1 and have_diverged and others_are_whole:
             return "worse" if untrainable == positive else "better", None
         return "undecided", "untrainable"
     ladders = [scored[arm].ladder for arm in arms]

@@ -10,9 +10,9 @@ from lm.errors import UserError, expand_paths, require, require_choice, require_
 
 
 class Metric(NamedTuple):
-    """What the arms are scored by."""
+    """A score by which arms are compared."""
 
-    sign: int  # of a loss, 1; -1 where higher is better
+    sign: int  # 1 if lower is better, -1 if higher is better
     unit: str
     words: str  # for pages
 

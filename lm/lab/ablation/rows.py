@@ -128,8 +128,9 @@ def rows_warnings(results: Results) -> Iterator[Weakness]:
     names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
     summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
     yield from [Weakness(summary, "They are left out.")] * bool(names)
+    # Seeds that diverged are told by the sentence; these seeds are missing besides.
     lost = {row.name: {seed for seeds in row.diverged.values() for seed in seeds} for row in results.contrasts}
-    fewer = [row for row in results.contrasts if row.n_seeds + len(lost[row.name]) < row.n_planned]  # beside these
+    fewer = [row for row in results.contrasts if row.n_seeds + len(lost[row.name]) < row.n_planned]
     if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
         yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
     yield from run_warnings(results)

@@ -33,7 +33,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     tuning = _tuning(contrast, question, [arms[name] for name in contrast.weights])
     finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question)}", tuning]))
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
-    if tuning and question.tune is None and not question.name.endswith("-confirm"):  # is asked as it was
+    if tuning and question.tune is None:
         n = len(question.arms) * len(question.seeds) * len(LADDER)
         parts.append(f"to tune the learning rates, add tune=true ({n} runs or more)")
     return "; ".join(filter(None, parts)) + "."

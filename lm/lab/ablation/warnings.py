@@ -154,7 +154,7 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
     yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
 
-def _is_asked(record: AblationRecord, arm: str, other: str, key: str) -> bool:
+def _differs_by_design(record: AblationRecord, arm: str, other: str, key: str) -> bool:
     """Return whether two arms differ in a condition by what they are: that difference is the question."""
     first, second = ({**record.arms[name].settings, **record.arms[name].identity} for name in (arm, other))
     return first.get(key) != second.get(key)
@@ -167,7 +167,7 @@ def _mixed_pairs(results: Results) -> Iterator[Weakness]:
         known = results.done.dropna(subset=key)
         of_arms = known.groupby(["arm", "seed"])[key].agg(lambda values: " and ".join(sorted({*map(str, values)})))
         for arm, other in results.question.pairs().items():
-            if _is_asked(results.record, arm, other, key):
+            if _differs_by_design(results.record, arm, other, key):
                 continue
             for seed in results.question.seeds:
                 own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))

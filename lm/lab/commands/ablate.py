@@ -195,7 +195,8 @@ def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
     """Return the overrides that ask a finished question on fresh seeds, and the other words."""
     folders = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in own}
     if any(key_of(word).startswith("ablation") for word in own):
-        raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected no seeds or margin")
+        expected = "no seeds, margin or tune, which the first question takes"
+        raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected {expected}")
     beside = Path(os.path.relpath(f"{folders['confirm'].resolve()}-confirm"))
     folder = folders.get("output_dir", beside)
     rest = [word for word in own if key_of(word) != "output_dir"]

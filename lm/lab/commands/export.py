@@ -15,7 +15,7 @@ from lm.training.run_directory import RunDirectory
 
 # Types of the matrices in each format, the default first.
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}
-FORMATS_CALLED = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
+FORMAT_NAMES = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "output_dir")
-        self.format = FORMATS_CALLED.get(self.format.lower(), self.format)
+        self.format = FORMAT_NAMES.get(self.format.lower(), self.format)
         require_choice("format", self.format, EXPORT_DTYPES)
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
@@ -42,7 +42,7 @@ SCHEMA = ExportConfig
 def run(args: list[str]) -> None:
     words, others = split_words(args, ExportConfig)
     for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
-        kind = FORMATS_CALLED.get(word.lower().rpartition(".")[2])
+        kind = FORMAT_NAMES.get(word.lower().rpartition(".")[2])
         meant = [f"format={kind}"] * (kind is not None) + [f"output_dir={word.partition('.')[0] if kind else word}"]
         raise UserError(f"{word}: is no run; did you mean {shlex.join(meant)}?")
     config = parse(ExportConfig, with_folders(words, others))

@@ -11,9 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.config import described_settings, flat
-from lm.errors import UserError, reading, without_secrets
+from lm.errors import UserError, without_secrets
 from lm.folder import read_result
-from lm.system.files import read_yaml
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -82,9 +81,6 @@ def read_run(path: Path, name: str) -> FoundRun:
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:
         settings, result = without_secrets(flat(place.read_config())), read_result(place.result)
-        if not settings and place.config.exists():
-            with reading(place.config):
-                read_yaml(place.config)  # says what is wrong with it
         if "data_hash" not in settings:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:

@@ -29,10 +29,8 @@ class Table:
         self.config, self.place, self.files = config, place, files
 
     def state(self) -> str:
-        files = enumerate(self.files.values())
-        return state_of(
-            {f"{number}{extension(file)}": file for number, file in files}
-        )  # an extension decides how to read
+        # The extension decides how a file is read; its name is no part of the text.
+        return state_of({f"{number}{extension(file)}": file for number, file in enumerate(self.files.values())})
 
     def documents(self, max_bytes: int | None) -> Documents:
         kind, column = self.config.source, self.config.column
