@@ -162,8 +162,8 @@ def test_text_arrives_as_typed_in_a_flat_command():
 def test_an_ablation_passes_on_what_train_is_to_understand():
     words = ["head=untied", "+optim.x=${y}", "data.path=it's b", "experiment=chars", "~logger"]
     own = ["ablation=smoke", "ablation.seeds=[7]", "workers=1", "output_dir=a b"]
-    passed, question, _ = ablate.hydra_words([*words, *own])
-    assert question is None
+    passed, is_line, _ = ablate.hydra_words([*words, *own])
+    assert not is_line
     assert passed[:4] == [*own[:3], "output_dir='a b'"]
     config = compose("ablate", [*passed, "ablation.name=smoke"], AblateConfig)
     assert config.overrides == ["head=untied", "+optim.x=${y}", "data.path='it\\'s b'", "experiment=chars", "~logger"]

@@ -1,6 +1,7 @@
 """A comparison in one line: its question, its file and its sentence."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.ask import choose, question_in_a_line, read_question, write_question
+from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.ablate import hydra_words
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
@@ -18,6 +20,11 @@ TINY = [
     *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=16"),
     *("data.seq_len=16", "data.batch_size=2", "trainer.max_steps=4", "validation.every=0", "trainer=cpu", "threads=1"),
 ]
+
+
+def asked_by(*words):
+    """The question of a command line."""
+    return compose("ablate", hydra_words(words)[0], AblateConfig).ablation
 
 
 @pytest.fixture
@@ -28,11 +35,10 @@ def at_home(tmp_path, monkeypatch):
 
 
 def test_the_values_become_arms_and_the_first_is_the_baseline():
-    settings = ["ablation.seeds=[0,1,2]", "ablation.equivalence_margin=0.02"]
-    question = question_in_a_line("model.dropout=0,0.2,0.5", ["optim.lr=0.01"], settings)
+    question = question_in_a_line("model.dropout=0,0.2,0.5", ["optim.lr=0.01"])
     assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
     asked = [question[key] for key in ("baseline", "seeds", "overrides")]
-    assert asked == ["dropout-0", [0, 1, 2], ["optim.lr=0.01"]]
+    assert asked == ["dropout-0", [0, 1, 2, 3, 4], ["optim.lr=0.01"]]
     assert list(question_in_a_line("head=tied,untied", [])["arms"]) == ["tied", "untied"]
     assert question_in_a_line("tokenizer=byte,char", [])["metric"] == "val_bpb"
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
@@ -41,10 +47,10 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
             question_in_a_line(change, [])
     for word in ("~ablation.arms.tied", "ablation.overrides=[a]", "ablation.arms.x=null"):
         with pytest.raises(UserError, match="write a YAML file"):
-            question_in_a_line("head=tied,untied", ["optim.lr=0.01"], [word])
+            hydra_words(["head=tied,untied", word])
     for word in ("ablation.equivalence_margin=1%", "ablation.folds=maybe", "ablation.looks=3"):
         with pytest.raises(UserError, match=rf"^{word}: expected "):
-            question_in_a_line("head=tied,untied", [], [word])
+            asked_by("head=tied,untied", word)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +63,8 @@ def test_a_mistake_of_yaml_is_one_line_that_names_the_file(content, tmp_path):
         read_question(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-    question = question_in_a_line("head=tied,untied", [])
-    assert write_question(question | {"name": "asked"}, tmp_path).name.startswith("asked-"), "what was edited stays"
+    question = replace(asked_by("head=tied,untied"), name="asked")
+    assert write_question(question, tmp_path).name.startswith("asked-"), "what was edited stays"
 
 
 def test_a_question_may_have_any_name_that_a_folder_has():
@@ -68,11 +74,9 @@ def test_a_question_may_have_any_name_that_a_folder_has():
 def test_a_question_that_grows_keeps_its_name():
     """Seeds are added in the folder that is there, and the order of words is no other question."""
 
-    def name(overrides, *settings):
-        return question_in_a_line("head=tied,untied", overrides, settings)["name"]
-
-    assert name(["a=1", "b=2"]) == name(["b=2", "a=1"]) == name(["a=1", "b=2"], "ablation.seeds=[0,1,2,3]")
-    assert name(["a=1", "b=2"]) != name(["a=1"])
+    words = ["head=tied,untied", "seed=1", "threads=2"]
+    assert asked_by(*words).name == asked_by(*words[::-1]).name == asked_by(*words, "seeds=4", "margin=2").name
+    assert asked_by(*words).name != asked_by(*words[:2]).name
 
 
 def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe():
@@ -89,7 +93,7 @@ def test_what_is_typed_of_the_question_is_in_its_file(command, tmp_path, at_home
     asked = yaml.safe_load(shown)["ablation"]
     expected = {"tune": "learning_rate", "equivalence_margin": 0.5, "folds": False, "seeds": [0, 1, 2]}
     assert {key: asked[key] for key in expected} == expected
-    path = write_question(hydra_words(typed)[1], tmp_path)
+    path = write_question(asked_by(*typed), tmp_path)
     assert command("ablate", str(path), "--cfg", "job")[:2] == (0, shown)
     for word, named in (("ablation.tune=a,b", "tune"), ("ablation.tun=true", "ablation.tune=true")):
         code, _, said = command("ablate", "model.d_ff=16,32", "my.txt", word)
@@ -151,4 +155,4 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at
     again = compare("model.d_ff=16,32", text="my.txt", seeds=1, margin=0.5, overrides=TINY)
     assert (again.folder, again.verdict) == (answer.folder, "undecided"), "one pair has no interval"
     assert path.read_text().endswith("# mine\n"), "what was edited stays"
-    assert write_question(yaml.safe_load(path.read_text()) | {"name": path.stem, "seeds": [7]}, path.parent) != path
+    assert write_question(replace(asked_by("model.d_ff=16,32"), name=path.stem), path.parent) != path

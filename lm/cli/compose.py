@@ -241,7 +241,8 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     if key:
         return f"{override or key}: {first_line(error)}"
     if "Ambiguous value" in text:
-        text = f"{text.partition(chr(39))[2].partition(chr(39))[0]}: several values, a run for each, need -m"
+        typed = text.partition("'")[2].partition("'")[0]
+        text = f"{typed}: several values, expected one; train -m makes a run of each"
     is_named = not overrides or any(key_of(word) in text for word in overrides)
     return text if is_named else f"{' '.join(overrides)}: {text}"
 

@@ -19,9 +19,9 @@ from typing import Any, get_args, get_origin
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue
 
-from lm.cli.arguments import key_of, kinds_of, quoted, wrong_value
+from lm.cli.arguments import for_hydra, key_of, kinds_of, quoted, recipe_for
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
@@ -52,10 +52,20 @@ OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and score
 # --- a question in a line
 
 
-def question_in_a_line(change: str, overrides: Sequence[str], settings: Sequence[str] = ()) -> QuestionFile:
-    """Return the question of a setting with several values, in Hydra's grammar.
+def ask_line(change: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the overrides of ablate that compare the values of a setting, and lines about the recipe of the text.
 
-    `overrides` are those of all arms, `settings` those of the question itself, such as ablation.equivalence_margin=0.1.
+    `change` and `words`, the settings of all arms, are settings of train as they were typed. Raises UserError.
+    """
+    kinds = kinds_of(RunConfig)
+    recipe, notes = recipe_for([*words, change])
+    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
+    return choose(question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm)), notes
+
+
+def question_in_a_line(change: str, overrides: Sequence[str]) -> QuestionFile:
+    """Return the question of a setting with several values, in Hydra's grammar; `overrides` are those of all arms.
+
     Raises UserError.
     """
     key, values = key_of(change), [to_override_value(value) for value in values_of(change)]
@@ -67,7 +77,9 @@ def question_in_a_line(change: str, overrides: Sequence[str], settings: Sequence
     if len({*names}) < len(names):
         names = [f"{label}-{number}" for number in range(len(values))]
     arms = {name: [f"{key}={value}"] for name, value in zip(names, values, strict=True)}
-    question: Any = {
+    identity = arms, normalised(overrides)  # seeds may be added, and the margin may change
+    return {
+        "name": f"{label}-{json_sha256(identity)[:8]}",
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
@@ -75,24 +87,6 @@ def question_in_a_line(change: str, overrides: Sequence[str], settings: Sequence
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
         "overrides": [*overrides],
     }
-    question = OmegaConf.create(question)
-    for word in settings:
-        setting, (value, *more) = key_of(word), values_of(word)
-        if more:
-            several = ",".join(map(str, (value, *more)))
-            raise UserError(f"{setting}={several}: several values, expected one; a list is {setting}=[{several}]")
-        name = setting.removeprefix("ablation.")
-        if word.startswith("~") or name.split(".")[0] in ("arms", "overrides"):
-            raise UserError(f"{word}: a line has its own arms and settings; write a YAML file for others")
-        value = _seeds(value) if name == "seeds" else value
-        try:
-            OmegaConf.update(OmegaConf.structured(Question), name, value)
-        except OmegaConfBaseException as error:
-            raise UserError(wrong_value(word, kinds_of(AblateConfig))) from error
-        OmegaConf.update(question, name, value)
-    question = OmegaConf.to_container(question, resolve=False)
-    identity = question["arms"], normalised(question["overrides"])  # seeds may be added, and the margin may change
-    return {"name": f"{label}-{json_sha256(identity)[:8]}", **question}
 
 
 def long_name(word: str) -> str:
@@ -100,8 +94,10 @@ def long_name(word: str) -> str:
 
     >>> long_name("seeds=3"), long_name("tune=true"), long_name("workers=2")
     ('ablation.seeds=[0,1,2]', 'ablation.tune=learning_rate', 'workers=2')
+    >>> long_name("ablation.seeds=2")
+    'ablation.seeds=[0,1]'
     """
-    key, _, value = word.partition("=")
+    key, _, value = word.removeprefix("ablation.").partition("=")
     if key not in SHORT:
         return word
     if key == "seeds" and value.isdigit():
@@ -198,7 +194,7 @@ def choose(question: QuestionFile) -> list[str]:
 def _as_file(question: QuestionFile) -> QuestionFile:
     """Return a question as a file of configs/ablation has it. A ${key} is for a run, which is composed later."""
     arms = {arm: [*map(literal, overrides)] for arm, overrides in question["arms"].items()}
-    return question | {"arms": arms, "overrides": [*map(literal, question["overrides"])]}
+    return question | {"arms": arms, "overrides": [*map(literal, question.get("overrides", []))]}
 
 
 def _content_of(path: Path) -> Any:
@@ -209,10 +205,13 @@ def _content_of(path: Path) -> Any:
         return None
 
 
-def write_question(question: QuestionFile, folder: Path) -> Path:
+def write_question(question: Question, folder: Path) -> Path:
     """Write the question as a file that `ablate FILE` asks, beside its answer. A file of another content stays."""
-    content = {key: without_secrets(value) for key, value in _as_file(question).items() if key != "name"}
-    path = folder / f"{question['name']}.yaml"
+    required = {key: getattr(question, key) for key in ("question", "arms", "baseline", "seeds")}
+    plain = asdict(Question(name=question.name, **required))
+    changed = {key: value for key, value in asdict(question).items() if value != plain[key]}
+    content = {key: without_secrets(value) for key, value in _as_file(required | changed).items()}
+    path = folder / f"{question.name}.yaml"
     if path.exists() and _content_of(path) != content:
         path = path.with_stem(f"{path.stem}-{json_sha256(content)[:4]}")
     if not path.exists():

@@ -7,18 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lm.cli.arguments import Words, for_hydra, kinds_of, quoted, recipe_for, with_text
+from lm.cli.arguments import Words, quoted, with_text
 from lm.cli.compose import compose
-from lm.config import RunConfig
 from lm.errors import error_prefix, require
-from lm.lab.ablation.ask import (
-    SEEDS,
-    choose,
-    compose_question,
-    long_name,
-    question_in_a_line,
-    write_question,
-)
+from lm.lab.ablation.ask import SEEDS, ask_line, compose_question, long_name, write_question
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
 
@@ -62,15 +54,13 @@ def compare(
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
     require(isinstance(tune, bool), f"tune={tune!r}", "True or False")
-    kinds = kinds_of(RunConfig)
     words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
-    recipe, _ = recipe_for([*words, change])
-    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
     settings = {"seeds": seeds} | ({} if margin is None else {"margin": margin}) | ({"tune": "true"} if tune else {})
-    typed = [long_name(f"{key}={value}") for key, value in settings.items()]
-    question = question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm, typed)
-    own = choose(question) + ([] if output_dir is None else [f"output_dir={quoted(str(output_dir))}"])
+    own = [*ask_line(change, words)[0], *(long_name(f"{key}={value}") for key, value in settings.items())]
+    if output_dir is not None:
+        own.append(f"output_dir={quoted(str(output_dir))}")
     config = compose("ablate", own, AblateConfig)
+    question = config.ablation
     runs, seeded = compose_question(config)
     paths = {"text": text, "output_dir": output_dir}
     given: dict[str, object] = {key: None if path is None else str(path) for key, path in paths.items()}

@@ -29,20 +29,18 @@ from lm.cli.arguments import (
     key_of,
     kinds_of,
     quoted,
-    recipe_for,
     with_text,
 )
 from lm.cli.compose import LOADED, run_hydra, to_dataclass
 from lm.config import RunConfig, literal
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
-    QuestionFile,
+    ask_line,
     choose,
     compose_question,
     confirmation,
     is_question,
     long_name,
-    question_in_a_line,
     read_question,
     values_of,
     write_question,
@@ -57,21 +55,22 @@ IN_A_LINE = {"seeds": list[int], "margin": float, "tune": str, "folds": bool}  #
 
 
 def run(args: list[str]) -> int:
-    words, question, notes = hydra_words(args)
+    words, is_line, notes = hydra_words(args)
     codes = [0]
 
     def job(config: DictConfig, overrides: list[str]) -> None:
         ablation = to_dataclass(config, overrides, AblateConfig)
         for note in notes.values():
             print(f"reading {note}", file=sys.stderr, flush=True)
-        codes.append(_answer(ablation, question))
+        codes.append(_answer(ablation, is_line))
 
     run_hydra("ablate", AblateConfig, args, words, OWN | TRAIN, job)
     return max(codes)
 
 
-def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
-    """Answer the question, print the results, and return the exit code."""
+def _answer(ablation: AblateConfig, is_line: bool) -> int:
+    """Answer the question, print the results, and return the exit code. Leave a question in a line as a file."""
+    question = ablation.ablation  # as it was asked; to compose its arms settles its folds
     runs, seeded = compose_question(ablation)
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
@@ -102,7 +101,7 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
     if ablation.plan_only:
         return 0
     print_results(results, ablation.json)
-    if question:
+    if is_line:
         path = write_question(question, results.folder)
         if not ablation.json:
             print(f"the question is a file, to be edited and asked again: {path} output_dir={results.folder}")
@@ -114,13 +113,13 @@ def _answer(ablation: AblateConfig, question: QuestionFile | None) -> int:
 # --- words to a question
 
 
-def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, dict[str, str]]:
-    """Return the arguments for Hydra, the question of a line, and lines about the recipe. Raises UserError.
+def hydra_words(args: Sequence[str]) -> tuple[list[str], bool, dict[str, str]]:
+    """Return the arguments for Hydra, whether a line is the question, and lines about the recipe. Raises UserError.
 
     Settings of train become a list, the setting `overrides`.
     """
     if is_completion(args):
-        return [*args], None, {}
+        return [*args], False, {}
     words = classify(args, TRAIN | OWN | IN_A_LINE)
     if {"-m", "--multirun"} & {*words.flags}:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
@@ -129,7 +128,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
     own = [long_name(word) for word in words.overrides if _is_own(word)]
     train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
-    question, notes = None, dict[str, str]()
+    is_line, notes = False, dict[str, str]()
     if any(key_of(word) == "confirm" for word in own):
         if train or files:
             raise UserError(
@@ -139,10 +138,13 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
     elif files:
         chosen = _read(files, own)
     elif changes and not any(key_of(word) == "ablation" for word in own):
-        of_line = [word for word in own if key_of(word).startswith("ablation.")]
-        question, notes = _ask(changes, [word for word in train if word not in changes], of_line)
-        chosen, train, changes = choose(question), [], []
-        own = [word for word in own if word not in of_line]
+        if len(changes) > 1:
+            advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
+            raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
+        if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
+            raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
+        chosen, notes = ask_line(changes[0], [word for word in train if word not in changes])
+        is_line, train, changes = True, [], []
     else:
         chosen = []
     if changes:
@@ -152,7 +154,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], QuestionFile | None, di
         raise UserError(_no_question(train, texts))
     listed = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
     typed = [for_hydra(word, OWN) for word in own]
-    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], question, notes
+    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], is_line, notes
 
 
 def _is_own(word: str) -> bool:
@@ -168,18 +170,6 @@ def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     no_question = "ablation: no question is given"
     what = f"{single[0]}: has one value, a question needs two with a comma between" if single else no_question
     return f"{what}; {ways}"
-
-
-def _ask(changes: Sequence[str], common: list[str], of_line: list[str]) -> tuple[QuestionFile, dict[str, str]]:
-    """Return the question of a setting with several values, and lines about the recipe of its text."""
-    if len(changes) > 1:
-        advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
-        raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
-    change = for_hydra(changes[0], TRAIN, is_sweep=True)
-    recipe, notes = recipe_for([*common, changes[0]])
-    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, TRAIN) for word in common)]
-    settings = [for_hydra(word, OWN) for word in of_line]
-    return question_in_a_line(change, every_arm, settings), notes
 
 
 def _read(files: Sequence[str], own: Sequence[str]) -> list[str]:
