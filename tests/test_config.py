@@ -227,7 +227,6 @@ FLAT = {
     EvaluateConfig: """
         threads=0
         seq_len=0
-        plot=a.txt
     """,
     ExportConfig: """
         output_dir=o dtype=f16
@@ -303,7 +302,7 @@ PATHS = [  # settings, and those of them that are paths
     (WandbConfig(), "dir"),
     (TensorBoardConfig(), "dir"),
     (COMMANDS["generate"], "run_dir prompt_file"),
-    (COMMANDS["evaluate"], "run_dir texts plot"),
+    (COMMANDS["evaluate"], "run_dir texts"),
     (COMMANDS["export"], "run_dir output_dir"),
     (COMMANDS["runs"], "folder csv plot"),
     (COMMANDS["look"], "run_dir folder"),

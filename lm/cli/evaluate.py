@@ -2,9 +2,9 @@
 
 Without a text, the validation text of the run is scored; with one, all of the text, in windows as long
 as the model's context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a
-glob several texts. details=true adds the loss by the frequency of the target, plot=FILE.svg draws the
-loss. document_mask=true scores each document without the documents before it; the default is as in
-training. The table goes to standard error, the same numbers as JSON to standard output.
+glob several texts. details=true adds the loss by the frequency of the target. document_mask=true scores
+each document without the documents before it; the default is as in training. The table goes to standard
+error, the same numbers as JSON to standard output.
 """
 
 import json
@@ -54,21 +54,17 @@ class EvaluateConfig:
     seq_len: int | None = None  # tokens of a window; null: the model's context
     document_mask: bool | None = None  # whether attention stays in a document; null: as in training
     details: bool = False  # whether the loss by the frequency of the target is shown
-    plot: str | None = None  # file, .svg or .png, for a figure of the details
     threads: int | None = None  # threads of torch; null: OMP_NUM_THREADS, else all cores
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "texts", "plot")
+        expand_paths("", self, "run_dir", "texts")
         if self.data is not None:
             for key, value in asdict(self.data).items():
                 if key not in TEXT_SETTINGS and value != default_of(DataConfig, key):
                     raise UserError(f"data.{key}={value}: is for training")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
-        self.details |= self.plot is not None
-        is_figure = self.plot is None or self.plot.endswith((".svg", ".png"))
-        require(is_figure, f"plot={self.plot}", "a name that ends in .svg or .png")
 
 
 SCHEMA = EvaluateConfig
@@ -104,8 +100,6 @@ def score(config: EvaluateConfig) -> int:
     """Score each run on each text. Load each model once, and read each text once for each tokenizer."""
     runs = runs_of(config.run_dir)  # raises UserError before the slow imports below
     texts = _texts_of(config)
-    if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
-        raise UserError(f"plot={config.plot}: {folder} is no folder")
     for name in runs:
         read_settings(model_folder(name))
     from lm.scoring import own_text
@@ -139,8 +133,6 @@ def score(config: EvaluateConfig) -> int:
     print(format_table(score_table(scores, is_several)), file=sys.stderr)
     for title, rows in detail_tables(scores, is_several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
-    if config.plot is not None:
-        from_lab("lm.lab.runs.curves.plot_scores")(scores, Path(config.plot))
     single = {key: value for key, value in scores[0].items() if key not in ("run", "text")}
     print(json.dumps(scores if is_several else single))
     return max(map(report_error, failed), default=0)

@@ -66,9 +66,9 @@ COMMANDS = {
     ),
     "report": Command(["report", "output_dir=study"], ["ablate/study"], STUDY_FILES),
     "evaluate": Command(
-        ["evaluate", "run_dir=run", *SETTINGS[1:4], "plot=scores.svg", "threads=1"],
+        ["evaluate", "run_dir=run", *SETTINGS[1:4], "details=true", "threads=1"],
         ["text.txt", "train/run"],
-        ["*.svg"],
+        [],
     ),
     "runs": Command(["runs", "folder=.", "csv=runs.csv", "plot=runs.svg"], ["train/run"], ["runs.*"]),
 }

@@ -1,9 +1,7 @@
-"""The curves of runs: read from their metrics.csv, and in one picture; and a picture of what evaluate tells of them."""
+"""The curves of runs: read from their metrics.csv, and in one picture."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -70,31 +68,3 @@ def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
         labels[run.name] = printable(words.replace("name=", ""))
     distinct = len({*labels.values()}) == len(labels) and max(map(len, labels.values())) <= NAME
     return labels if distinct else {name: printable(name) for name in labels}
-
-
-# --- the details of evaluate
-
-
-def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
-    """Draw the loss by frequency of each run and text into a file. Raises UserError."""
-    save(lambda: draw_scores(scores), path)
-
-
-def draw_scores(scores: list[dict[str, Any]]) -> Figure:
-    """Draw a line for each run and text."""
-    figure, (axes,) = panels(1, 2.6, 0.4)
-    for score, name, style in zip(scores, _score_names(scores), line_styles(range(len(scores))).values(), strict=True):
-        bands = score["by_frequency"]
-        axes.plot([row["band"] for row in bands], [row["loss"] for row in bands], **asdict(style), label=name)
-    axes.set(title="Loss by frequency", xlabel="frequency band (1: most frequent)", ylabel="nats per token")
-    axes.set_xticks(range(1, 6))
-    legend(figure, axes)
-    return figure
-
-
-def _score_names(scores: list[dict[str, Any]]) -> list[str]:
-    """Return run and text of each, without what all share, because a legend has little room."""
-    runs, texts = ([Path(score[key]).name for score in scores] for key in ("run", "text"))
-    if len({*texts}) == 1:
-        return runs
-    return texts if len({*runs}) == 1 else [f"{run}, {text}" for run, text in zip(runs, texts, strict=True)]
