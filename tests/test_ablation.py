@@ -103,6 +103,11 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
     assert (files(lab.out), len(made)) == (before, 3), "all is there"
     other = lab.run(seeds=[0, 1, 2], arms=THREE, baseline="untied", primary=[])
     assert len(made) == 6, "an arm is added, and the baseline changes"
+    lab.run(seeds=[9, 2, 0, 1], arms=THREE, baseline="untied", primary=[], folds=True, plan_only=True)
+    lab.run(seeds=[0, 1, 2], arms=THREE, baseline="untied", primary=[], folds=True)
+    n = len(made)
+    lab.run(seeds=[9, 2, 0, 1], arms=THREE, baseline="untied", primary=[], folds=True)
+    assert len(made) == n + 3, "a seed keeps its part of the text"
     assert other.runs.run_dir[other.runs.purpose == "unused"].tolist() == [names["tied", 3], names["untied", 3]]
 
 
@@ -134,6 +139,20 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     lab.run(seeds=[0, 1, 2], equivalence_margin=8.0)
     assert numbers(lab.out)["equivalence_margin"] == 8.0, "a stale report is written again"
     assert len(made) == 6
+    lab.text.write_text(lab.text.read_text()[::-1])
+    assert "The design changed after 6 and 6 and 6 results." in summaries(
+        lab.run(seeds=[0, 1, 2], equivalence_margin=8.0)
+    )
+
+
+def test_a_report_is_that_of_the_runs_that_there_are(lab, instantly):
+    instantly(lambda spec: Failure.ERROR if (spec.arm, spec.seed) == ("tied", 1) else near(spec))
+    lab.run(seeds=[0, 1, 2])
+    instantly(near)
+    lab.run(seeds=[0, 1, 2], report=False)
+    assert (numbers(lab.out)["runs"]["failed"], (lab.out / "results.csv").read_text().count(",done,")) == (1, 6)
+    lab.run(seeds=[0, 1, 2])
+    assert numbers(lab.out)["runs"]["done"] == 6
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly, monkeypatch):
@@ -421,7 +440,7 @@ def test_the_answer_of_the_command_is_a_table_or_one_json_object_and_an_exit_cod
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("error: exit_code=verdict: "), "before a run is made"
     code, out, _ = command("ablate", *words, "plan_only=true")
-    assert (code, "0 done" in out, made, lab.out.exists()) == (0, True, [], False)
+    assert (code, "0 done" in out, made, lab.out.exists()) == (1, True, [], False), "0 would say: better"
     asked = [*words, "ablation.seeds=[0,1,2]", "json=true", "report=false"]
     code, out, err = command("ablate", *asked)
     assert (code, json.loads(out)["contrasts"][0]["verdict"]) == (10, "worse"), err

@@ -5,6 +5,8 @@ import pytest
 from lm.errors import UserError
 from lm.folder import read_base
 from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.report import describe
+from lm.lab.ablation.results import results_of
 from lm.training.train import train
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
 from tests.helpers.runs import composed, result
@@ -47,6 +49,34 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
     train_base(lab, 2, "tokenizer=char")
     with pytest.raises(UserError, match="tokenizer"):
         lab.run(**words, seeds=[0, 1, 2])
+
+
+def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog):
+    train_base(lab, 0, "data.fold=0")
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match=r"bases/seed0: expected a model that has not read the validation text"):
+        lab.plan(start, arms=ARMS)
+    train(composed(*lab.overrides(), start, f"run_dir={lab.root}/run"))
+    assert "has read this validation text" in caplog.text
+    caplog.clear()
+    train(composed(*lab.overrides(), start, "data.fold=0", f"run_dir={lab.root}/same"))
+    assert "has read this validation text" not in caplog.text
+
+
+def test_the_model_that_is_typed_replaces_those_of_the_question(lab):
+    for seed in (0, 1):
+        train_base(lab, seed)
+    words = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"]}
+    arms = {"fresh": ["init_from=null"], "tied": [], "untied": ["head=untied_from_embedding"]}
+    lab.plan(f"init_from={lab.root}/bases/seed0", **words, arms=ARMS)
+    typed = results_of(lab.steps[-1].record, lab.plans[-1].reader)
+    assert "verdicts hold for that model alone" in describe(typed, [])["basis"]["seeds"]
+    assert {settings["init_from"] for settings in map(typed.settings_of, typed.runs.to_dict("records"))} == {
+        f"{lab.root}/bases/seed0"
+    }
+    lab.plan(**words, arms=arms, baseline="tied", primary=[])
+    mixed = results_of(lab.steps[-1].record, lab.plans[-1].reader)
+    assert "the runs of tied, untied continue a trained model" in describe(mixed, [])["basis"]["seeds"]
 
 
 @pytest.mark.nightly

@@ -351,8 +351,27 @@ def test_an_arm_that_always_diverged_is_worse_than_one_that_lost_no_seed():
     assert {own: row.verdict for own, row in verdicts.items()} == {"dddddddd": "worse", "nnnnnddd": "undecided"}
 
 
-def test_differences_are_equal_that_vary_by_less_than_their_scores_can_be_told():
-    large = {"a": [1e9 + 100 * i for i in range(5)], "b": [2e9 + 900 * i for i in range(5)]}
-    assert judged(runs(large), arms_of="ab", seeds=[*range(5)]).loc["b"].verdict == "worse"
-    noise = {"a": [3.0] * 5, "b": [3.00001, 3.0000101, 3.0000099, 3.00001, 3.0000102]}
-    assert judged(runs(noise), arms_of="ab", seeds=[*range(5)]).loc["b"].undecided_by == "equal"
+@pytest.mark.parametrize(
+    ("a", "differences", "expected"),
+    [
+        (5e6, [-1, -3, -2, -4, -2], "better"),  # a common offset changes nothing
+        (1e9, [1e9, 1e9 + 800, 1e9 + 1600], "worse"),
+        (3.0, [1e-5, 1.01e-5, 0.99e-5, 1e-5, 1.02e-5], "equivalent"),  # within the margin
+        (3.0, [0.5, 0.5 + 1e-7, 0.5 - 1e-7], "equal"),  # but for rounding to single precision
+        (0.1, [0.2, 0.2, 0.2 + 1e-16], "equal"),
+    ],
+)
+def test_differences_are_equal_if_they_vary_by_rounding_alone(a, differences, expected):
+    values = {"a": [a] * len(differences), "b": [a + difference for difference in differences]}
+    row = judged(runs(values), arms_of="ab", seeds=[*range(len(differences))]).loc["b"]
+    assert expected in (row.verdict, row.undecided_by)
+
+
+def test_a_narrow_interval_is_printed_with_its_digits():
+    """An interval of +0.0 % to +0.0 % would contradict its verdict."""
+    asked = {"arms_of": "ab", "equivalence_margin": 1e-4, "seeds": [*range(4)]}
+    values = {"a": [3.0] * 4, "b": [3.00023, 3.00021, 3.00025, 3.00024]}
+    assert "0.023 % higher perplexity (95 % CI +0.021 % to +0.026 %" in judged(runs(values), **asked).sentence["b"]
+    units = {"a": [0.0, 0.1, 0.2, 0.3], "b": [0.3, 0.41, 0.52, 0.63]}
+    row = judged(runs(units), **asked | {"equivalence_margin": 1000.0}).loc["b"]
+    assert row.digits == 3

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, RunConfig, foreign_classes
+from lm.data.sources import local_states
 from lm.data.tokens import TextData
 from lm.errors import UserError
-from lm.folder import load_model, read_base
+from lm.folder import Base, load_model, read_base
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
+from lm.system.files import is_run, read_yaml
 from lm.system.terminal import is_first_process
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
+    if has_read_validation_text(base, run, data):
+        log.warning("init_from=%s has read this validation text, so its score is too good", run.init_from)
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
     record |= {"steps": base.steps, "tokens": base.tokens}
     if not is_first_process(run.trainer.world_size):
@@ -53,6 +57,19 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
     return record
+
+
+def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
+    """Return whether a model was trained on the file that scores this run, with another part of it held out."""
+    if not is_run(base.folder.parent):
+        return False
+    trained = read_yaml(base.folder.parent / "config.yaml")
+    scored = local_states(run.data, run.tokenizer).get("data.val_path" if run.data.val_path else "data.path")
+    return (
+        scored is not None
+        and scored == trained.get("states", {}).get("data.path")
+        and trained["data_hash"] != data.hash
+    )
 
 
 def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:

@@ -40,12 +40,11 @@ from lm.lab.ablation.plan import (
     seconds_to_go,
 )
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.report import write_report
+from lm.lab.ablation.report import is_reported, write_report, write_tables
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
 from lm.system.device import busy
-from lm.system.files import read_json
 from lm.system.terminal import duration, format_table, printable
 
 REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
@@ -80,7 +79,7 @@ def ablate(
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
-        if is_done and (not config.report or _is_reported(step.record, folder)):
+        if is_done and (not config.report or is_reported(results)):
             return results_of(replace(step.record, ended=before.ended), plan.reader) if before else results
         progress = _Progress(plan, config.report)
         write_record(step.record, folder)
@@ -93,6 +92,7 @@ def ablate(
         results = results_of(step.record, plan.reader)
         if results.is_whole():
             results.record.ended = now()
+        write_tables(results)
         if config.report:
             write_report(results, is_at_work=False)
         write_record(results.record, folder)  # last: from now on nothing is left to do
@@ -101,13 +101,6 @@ def ablate(
 
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
     return all(getattr(record, key) == getattr(before, key) for key in ("question", "overrides", "runs"))
-
-
-def _is_reported(record: AblationRecord, folder: Path) -> bool:
-    """Return whether the report in the folder is of this design."""
-    with suppress(OSError, ValueError):
-        return (folder / "report.html").exists() and read_json(folder / "report.json")["designs"] == record.designs
-    return False
 
 
 class _Progress:

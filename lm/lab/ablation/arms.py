@@ -28,7 +28,7 @@ from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.code import code_identity, code_of
-from lm.training.init_from import check_start
+from lm.training.init_from import check_start, has_read_validation_text
 from lm.training.resolve import build_model, resolve, step_timer, with_steps
 from lm.training.result import cost_of
 
@@ -82,8 +82,12 @@ def build_arms(
                 arm = _build_arm(question, name, run, threads, texts, earlier.get(name))
                 arm.matched = matched
             if runs[name].init_from:
-                loaded = read_base(str(runs[name].init_from)).settings
+                base = read_base(str(runs[name].init_from))
+                loaded = base.settings
                 check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
+                has_read = has_read_validation_text(base, arm.run, arm.texts[0])
+                expected = "a model that has not read the validation text; data.val_path=FILE names another text"
+                require(not has_read, f"init_from={base.folder.parent}", expected)
         arms[name] = arm
     arms = {name: arms[name] for name in question.arms}
     _check_distinct(question, arms)

@@ -27,7 +27,7 @@ from lm.config import RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
-from lm.lab.ablation.folder import FILE, RunReader, normalised, read_record
+from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
 from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -296,17 +296,17 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
 
     Raises UserError naming the arm or override to blame. It comes before anything heavy is imported.
     """
-    common = _by_key([*question.overrides, *typed])
+    common = by_key([*question.overrides, *typed])
     if reserved := sorted(common.keys() & RESERVED.keys()):
         raise UserError(f"{common[reserved[0]]}: {RESERVED[reserved[0]]}")
     runs: dict[str, RunConfig] = {}
     for name, overrides in question.arms.items():
-        own = _by_key(overrides)
+        own = by_key(overrides)
         with error_prefix(f"ablation.arms.{name}"):
             for key, override in own.items():
                 if key in NOT_OF_AN_ARM:
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
-                if key in _by_key(typed):
+                if key in by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
             seed = question.seed_of(name, question.seeds[0])
             runs[name] = compose(_of_seed([*(common | own).values()], seed))
@@ -351,7 +351,7 @@ def compose_seeds(
     """
     seeded = dict[tuple[str, int], dict[str, Any]]()
     for name, run in runs.items():
-        words = [*(_by_key([*question.overrides, *typed]) | _by_key(question.arms[name])).values()]
+        words = [*(by_key([*question.overrides, *typed]) | by_key(question.arms[name])).values()]
         for seed in question.seeds if any(SEED in word for word in words) else ():
             own_seed = question.seed_of(name, seed)
             with error_prefix(f"ablation.arms.{name}"):
@@ -387,8 +387,3 @@ def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
                 require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
             for key in LENGTH:
                 require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")
-
-
-def _by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by their keys; of several for one key the last holds."""
-    return {key_of(override): override for override in overrides}

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import filelock
 import pandas as pd
 
+from lm.cli.arguments import key_of
 from lm.config import build, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
@@ -91,8 +92,17 @@ class AblationRecord:
         self.question.overrides = without_secrets(self.question.overrides)
 
     def common(self) -> list[str]:
-        """Return the overrides of all arms."""
-        return [*self.question.overrides, *self.overrides]
+        """Return the overrides of all arms. What was typed replaces what the question says."""
+        return [*by_key([*self.question.overrides, *self.overrides]).values()]
+
+    def words(self, arm: str) -> dict[str, str]:
+        """Return the overrides of an arm by their keys."""
+        return by_key([*self.common(), *self.arms[arm].overrides])
+
+
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return overrides by their keys; of several for one key the last holds."""
+    return {key_of(override): override for override in overrides}
 
 
 def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, factor: float) -> dict[str, Any]:
@@ -113,11 +123,12 @@ def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, fa
     return values
 
 
-def design_hash(question: Question, overrides: Sequence[str]) -> str:
-    """Return the hash of all that a person chooses and that decides a verdict."""
-    design = asdict(question) | {"name": "", "question": "", "primary": sorted(question.primary_arms())}
-    design["overrides"] = normalised([*question.overrides, *overrides])
-    design["arms"] = {arm: normalised(own) for arm, own in question.arms.items()}
+def design_hash(question: Question, arms: Mapping[str, ArmRecord]) -> str:
+    """Return the hash of all that a person chooses and that decides a verdict: the question, settings and texts."""
+    design = asdict(question) | {"name": "", "question": "", "overrides": []}
+    design["primary"] = sorted(question.primary_arms())
+    texts = ("data_hash", "tokenizer_hash")
+    design["arms"] = {name: arm.settings | {key: arm.identity[key] for key in texts} for name, arm in arms.items()}
     return json_sha256(design)
 
 

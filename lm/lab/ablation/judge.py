@@ -20,7 +20,7 @@ from lm.lab.ablation.tuning import Ladder, climb
 ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3  # below, there is no verdict
-SAME = 1e-6  # of the largest score: differences that vary by less are equal but for rounding to single precision
+SAME = 1e-6  # of the largest difference: those that vary by less are equal but for rounding to single precision
 ROUNDING = 1e-12  # of the values: what a difference may have by rounding alone
 FAMILIES = ("primary", "secondary", "weighted")  # each is corrected for its own number of comparisons
 
@@ -70,9 +70,14 @@ class Contrast:
 
     @property
     def digits(self) -> int:
-        """The decimals of a difference. Without a margin half the interval takes its place, or 1 % of the mean."""
+        """The decimals of a difference: two more than the margin, and two digits of half the interval.
+
+        Without a margin, half the interval takes its place, or 1 % of the mean.
+        """
         mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
-        return decimals(self.equivalence_margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
+        half = (high - low) / 2
+        digits = decimals(self.equivalence_margin or max(half, abs(mean) / 100) or 1.0)
+        return max(digits, decimals(10 * half)) if half > abs(mean) * SAME else digits
 
 
 @dataclass(slots=True)
@@ -169,7 +174,7 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         down = sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight > 0)
         up = sum(-weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight < 0)
         largest = max(abs(arm.scores[seed]) for arm in own.values() for seed in seeds)
-        are_equal = max(losses) - min(losses) <= SAME * largest
+        are_equal = max(losses) - min(losses) <= max(SAME * max(map(abs, losses)), ROUNDING * largest)
         test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha, are_equal)
         contrast.sd, contrast.p, contrast.p_equivalent = test.sd, test.p, test.p_equivalent
         contrast.ci_low, contrast.ci_high = sorted((sign * test.low, sign * test.high))

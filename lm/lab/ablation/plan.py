@@ -240,8 +240,11 @@ def make_plan(
     """
     most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
-    arms = build_arms(config.ablation, runs, threads, before.arms if before else {})
     question = config.ablation
+    if before:  # a seed keeps its place, and so its part of the text
+        order = dict.fromkeys([*before.question.seeds, *question.seeds])
+        question = replace(question, seeds=[seed for seed in order if seed in question.seeds])
+    arms = build_arms(question, runs, threads, before.arms if before else {})
     if question.equivalence_margin is None:
         question = replace(question, equivalence_margin=one_percent(question.metric, arms[question.baseline].texts[0]))
     if before:
@@ -250,7 +253,7 @@ def make_plan(
         question=question,
         overrides=config.overrides,
         begun=before.begun if before else now(),
-        designs=_designs(question, config.overrides, before, reader),
+        designs=_designs(question, arms, before, reader),
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         threads=threads,
@@ -285,11 +288,9 @@ def _check_code(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
         )
 
 
-def _designs(
-    question: Question, overrides: Sequence[str], before: AblationRecord | None, reader: RunReader
-) -> list[dict[str, Any]]:
+def _designs(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[dict[str, Any]]:
     """Return the designs of all calls: the hash of each, and how many runs had ended when it was new."""
-    known, design = (before.designs if before else []), design_hash(question, overrides)
+    known, design = (before.designs if before else []), design_hash(question, arms)
     if known and known[-1]["design"] == design:
         return known
     n = sum(reader.outcome(run.run_dir).status in ENDED for run in before.runs) if before else 0

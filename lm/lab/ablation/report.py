@@ -8,6 +8,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render
-from lm.system.files import write_text
+from lm.system.files import json_sha256, read_json, write_text
 from lm.system.terminal import duration, format_table, printable, signed
 
 SCHEMA_VERSION = 2  # of report.json
@@ -47,13 +48,36 @@ def write_report(results: Results, is_at_work: bool | None = None) -> None:
     content = describe(results, report_warnings(results))
     content["is_refreshed"] = content["is_running"] and (is_locked(folder) if is_at_work is None else is_at_work)
     write_pages(folder, results, content, FIGURES)
-    if results.frozen is not None:  # its files stay as they were committed
-        return
+    if results.frozen is None:  # else its files stay as they were committed
+        write_tables(results)
+
+
+def write_tables(results: Results) -> None:
+    """Write results.csv and curves.csv, which stand for runs whose folders are gone."""
+    folder = results.folder
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
         curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
         write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
-    columns = [key for key in COLUMNS if key not in IN_MEMORY]
-    write_text(folder / "results.csv", results.runs[columns].to_csv(index=False, lineterminator="\n"))
+    write_text(folder / "results.csv", _rows(results))
+
+
+def _rows(results: Results) -> str:
+    """Return the content of results.csv."""
+    columns = [key for key in COLUMNS if key in results.runs and key not in IN_MEMORY]
+    return str(results.runs[columns].to_csv(index=False, lineterminator="\n"))
+
+
+def is_reported(results: Results) -> bool:
+    """Return whether the report in the folder is of this design and of these runs."""
+    with suppress(OSError, ValueError):
+        written = read_json(results.folder / "report.json")
+        is_same = all(written.get(key) == value for key, value in _state(results).items())
+        return is_same and (results.folder / "report.html").exists()
+    return False
+
+
+def _state(results: Results) -> dict[str, Any]:
+    return {"designs": results.record.designs, "rows_sha256": json_sha256(_rows(results))}
 
 
 def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: Sequence[Any]) -> None:
@@ -116,7 +140,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "without_result": [*_without_result(results, without)],
         "facts_of_runs": dict(_facts(results)),
         "commands": _commands(results),
-        "designs": record.designs,
+        **_state(results),
         **{key: getattr(record, key) for key in RECORDED},
     }
 
@@ -128,7 +152,8 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "seeds", f"{results.n_seeds} for each arm; {_start(results)}"
         yield "validation text", _scored(results)
     else:
-        yield "seeds", f"{results.n_seeds} for each arm"
+        pairs = [row.n_seeds for row in results.contrasts]
+        yield "seeds", f"{' to '.join(dict.fromkeys((str(min(pairs)), str(max(pairs)))))} for each comparison"
     better = "lower" if results.lower_is_better else "higher"
     yield "metric", f"{METRICS[question.metric].words}; {better} is better"
     margin = question.equivalence_margin
@@ -156,17 +181,16 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
 def _start(results: Results) -> str:
     """Return what a seed sets, and so what the intervals count."""
     record = results.record
-    words = [*record.common(), *(word for arm in record.arms.values() for word in arm.overrides)]
-    if any(word.startswith("init_from=") and SEED in word for word in words):
-        return "runs continue a trained model, that of their seed; a seed also sets the order of the data"
-    loaded = {name: arm.settings["init_from"] for name, arm in record.arms.items() if arm.settings.get("init_from")}
-    if loaded:
-        who = "all runs continue" if len(loaded) == len(record.arms) else f"the runs of {', '.join(loaded)} continue"
-        models = ", ".join(dict.fromkeys(map(str, loaded.values())))
-        return (
-            f"{who} a given model ({models}), so verdicts hold for that model alone; a seed sets the order of the data"
-        )
-    return "a seed sets the initialisation and the order of the data"
+    loaded = [name for name, arm in record.arms.items() if arm.settings.get("init_from")]
+    if not loaded:
+        return "a seed sets the initialisation and the order of the data"
+    who = "all runs continue" if len(loaded) == len(record.arms) else f"the runs of {', '.join(loaded)} continue"
+    fixed = [name for name in loaded if SEED not in record.words(name).get("init_from", "")]
+    given = dict.fromkeys(str(record.arms[name].settings["init_from"]) for name in fixed)
+    if not given:
+        return f"{who} a trained model, that of their seed; a seed also sets the order of the data"
+    models = f"a given model ({', '.join(given)}), so verdicts hold for that model alone"
+    return f"{who} {models}; a seed sets the order of the data"
 
 
 def _scored(results: Results) -> str:

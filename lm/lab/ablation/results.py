@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from lm.cli.arguments import key_of
 from lm.errors import reading
 from lm.lab.ablation.folder import (
     CONTRASTS,
@@ -132,9 +131,9 @@ class Results:
         """Return the settings of a run, a row of `runs`, with dotted keys."""
         arm = self.record.arms[run["arm"]]
         settings = arm.settings | settings_of_run(self.question, run["arm"], arm, run["seed"], run["factor"])
-        for word in (*self.record.common(), *arm.overrides):
+        for key, word in self.record.words(run["arm"]).items():
             if SEED in word:
-                settings[key_of(word)] = word.partition("=")[2].replace(SEED, str(settings["seed"]))
+                settings[key] = word.partition("=")[2].replace(SEED, str(settings["seed"]))
         return settings | {"trainer.max_steps": arm.steps or run["steps"]}
 
     def stopped_early(self) -> str:

@@ -165,7 +165,7 @@ def margin_in_words(metric: str, margin: float) -> str:
     """
     return (
         f"{100 * math.expm1(margin):.2g} % of perplexity"
-        if metric == "val_loss"
+        if metric == "val_loss" and margin < TOO_FAR
         else f"{margin:g} {METRICS[metric].unit}"
     )
 
@@ -187,11 +187,20 @@ def _amount(contrast: Contrast, mean: float) -> str:
     share = 100 * abs(math.expm1(mean))
     if share < 0.05 and contrast.verdict in ("equivalent", "undecided"):
         return "the same perplexity"
-    return f"{share:.1f} % {'lower' if mean < 0 else 'higher'} perplexity"
+    return f"{share:.{_digits_of_share(contrast)}f} % {'lower' if mean < 0 else 'higher'} perplexity"
+
+
+def _digits_of_share(contrast: Contrast) -> int:
+    """Return the decimals of a share in per cent: one, or more for a narrow interval or margin."""
+    half = ((contrast.ci_high or 0.0) - (contrast.ci_low or 0.0)) / 2
+    narrowest = min(filter(None, (half, contrast.equivalence_margin)), default=1.0)
+    return max(1, decimals(100 * narrowest) - 2)
 
 
 def _end(contrast: Contrast, value: float) -> str:
-    return f"{100 * math.expm1(value):+.1f} %" if _is_perplexity(contrast) else signed(value, contrast.digits)
+    if not _is_perplexity(contrast):
+        return signed(value, contrast.digits)
+    return f"{100 * math.expm1(value):+.{_digits_of_share(contrast)}f} %"
 
 
 def _values(*pair: ArmRecord) -> tuple[str, str] | None:

@@ -98,16 +98,18 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
         if folder.exists():
             error.add_note(RESUMABLE)
         raise
+    is_verdict = ablation.exit_code == "verdict"
     if ablation.plan_only:
-        return 0
+        return verdict_code(results) if is_verdict else 0
     print_results(results, ablation.json)
     if is_line:
         path = write_question(question, results.folder)
         if not ablation.json:
-            print(f"the question is a file, to be edited and asked again: {path} output_dir={results.folder}")
+            words = shlex.join([str(path), f"output_dir={results.folder}"])
+            print(f"the question is a file, to be edited and asked again: {words}")
     if not results.is_whole():
         return 1
-    return verdict_code(results) if ablation.exit_code == "verdict" else 0
+    return verdict_code(results) if is_verdict else 0
 
 
 # --- words to a question
