@@ -147,6 +147,23 @@ def test_commas_part_the_texts_of_a_sweep_alone(folder):
         recipe_for(sweep)
 
 
+def test_a_run_that_is_to_overfit_gets_no_recipe_and_a_length_is_one(folder):
+    (folder / "my.txt").write_text(TEXT * 4)
+    assert hydra_words(["my.txt", "trainer=overfit"], KINDS)[1] == {}
+    for words in (["trainer.max_steps=5", "max_tokens=9"], ["-m", "trainer.max_epochs=1", "trainer.max_steps=5,6"]):
+        with pytest.raises(UserError, match=r"max_steps=5.*: expected one length"):
+            hydra_words(["my.txt", *words], KINDS)
+    assert hydra_words(["trainer.max_steps=5", "max_tokens=null"], KINDS)[0]
+    with pytest.raises(UserError, match=r"^init_from=base: is read after --cfg"):
+        hydra_words(["init_from=base", "--cfg", "job"], KINDS)
+
+
+def test_a_text_called_null_is_a_text(folder):
+    (folder / "null").write_text(TEXT * 4)
+    words, _ = hydra_words(["null"], KINDS)
+    assert compose("train", words, RunConfig).data.path == "./null"
+
+
 def test_every_everyday_name_stands_for_a_setting():
     assert {*NAMES.values()} <= {*KINDS, *kinds_of(GenerateConfig), *GROUPS}
 

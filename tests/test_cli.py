@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TEXT
+from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import __version__
 from lm.cli import COMMANDS, command_line, train
@@ -194,6 +194,19 @@ def test_a_failed_job_is_reported_and_leaves_no_memory(command, monkeypatch):
     for line, words, seed in zip(lines, ("ZeroDivisionError", "seed=-1", "out of memory"), (0, -1, 2), strict=True):
         assert words in line
         assert line.endswith(f"(job: seed={seed} head=untied)")
+
+
+def test_jobs_that_end_in_one_directory_are_one_row(command, tmp_path, monkeypatch):
+    """The number of threads is not in the name of a run; a column of threads would show one run twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text(TEXT)
+    words = [*TINY_RUN, "data.path=t.txt", "trainer.max_steps=2", "checkpoint.every=9", "validation.every=0"]
+    words.remove("threads=1")
+    code, out, error = command("train", "-m", *words, "threads=1,2", "seed=0,1")
+    assert code == 0, error
+    assert error.count("and no other run") == 2
+    *_, head, row = out.strip().splitlines()
+    assert (head.split()[0], row.split()[0]) == ("seeds", "2")
 
 
 # --- where exceptions end

@@ -179,7 +179,7 @@ def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path, monkeypatch):
     assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt")
     assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
     (tmp_path / "elsewhere/a.txt").touch()
-    assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
+    assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt"), "of the same name"
 
 
 # --- init_from=RUN
@@ -203,6 +203,19 @@ def untied(home):
 
 def start(base: Path, *overrides: str) -> RunConfig:
     return at_home(base.parent, f"init_from={base}", *overrides)
+
+
+@pytest.mark.parametrize("length", ["trainer.max_epochs=0.2", "max_minutes=0.01"])
+def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, home, tmp_path):
+    """What is typed is compared with what was asked for, not with the steps that followed from that."""
+    words = [f"init_from={home / 'tied'}", "data=text", f"data.path={home / 'text'}", length, "threads=1"]
+    words += ["validation.every=0", "prompts=[]", f"data.cache_dir={tmp_path}", f"run_dir={tmp_path / 'run'}"]
+    path, scores = train(composed(*words))
+    assert train(composed(*words)) == (path, scores)
+    assert train(composed(f"run_dir={path}")) == (path, scores)
+    other = composed(*words, "trainer.max_steps=3")
+    with pytest.raises(UserError, match="holds another run"):
+        train(other)
 
 
 @slow

@@ -215,6 +215,20 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     assert "trained on most of this text" not in caplog.text
     scored(place, "copy.md")
     assert f"run_dir={place}/a was trained on most of this text" in caplog.text
+    caplog.clear()
+    scored(place, "corpus.t*")  # the files count, not what names them
+    assert "trained on most of this text" in caplog.text
+
+
+def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):
+    caplog.set_level("INFO")
+    rows = [json.dumps({"id": i, "text": f"def f{i}(x): return <|endoftext|>"}) for i in range(40)]
+    for name in ("one.jsonl", "two.jsonl"):
+        (place / name).write_text("\n".join(rows))
+    alone = evaluate_run(asked(place, data=DataConfig(source="json", path=f"{place}/one.jsonl")))
+    both, _ = answer(asked(place, texts=f"[{place}/one.jsonl,{place}/two.jsonl]"), capsys)
+    assert [{key: row[key] for key in PLAIN} for row in both] == [{key: alone[key] for key in PLAIN}] * 2
+    assert "spells <|endoftext|> 40 times" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
 }
 # Settings that are paths. Hydra's grammar has neither parentheses nor letters beyond a to z.
 PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
+LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes")  # settings of how long a run is
 VERBATIM = ("prompt", "baseline")  # settings whose text may be "null"
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 # Everyday names of settings that are spelled otherwise here.
@@ -288,6 +289,7 @@ def with_text(words: Words) -> list[str]:
         raise UserError(unknown_word(path))
     if is_run(Path(path)):
         raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
+    path = "./null" if path == "null" else path  # data.path=null is no text
     settings = [f"data.path={path}"] if "data" in keys else text_settings(path)
     return [*settings, *words.overrides]
 
@@ -334,6 +336,8 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     """
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
     given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
+    if given.get("trainer") == ["overfit"]:  # the dropout of a recipe would keep the loss from falling to zero
+        return None, {}
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
     absent = [path for path in paths if not os.path.exists(path)]
@@ -366,6 +370,12 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
         listed = ", ".join(f"{text} experiment={name}" for text, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
     return next(iter(recipes.values()), None), notes
+
+
+def _loads(override: str) -> bool:
+    """Return whether an override names a run whose settings are taken."""
+    key, _, value = override.partition("=")
+    return key == "init_from" or (key == "run_dir" and is_run(Path(expanded(value, "run_dir"))))
 
 
 def _unquoted(override: str, is_sweep: bool) -> list[str]:
@@ -449,6 +459,12 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str,
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
+    lengths = {key_of(word): word for word in overrides if key_of(word) in LENGTHS and not word.endswith("=null")}
+    if len(lengths) > 1:
+        raise UserError(f"{' '.join(lengths.values())}: expected one length of a run")
+    if {"-c", "--cfg"} & {*words.flags} and (loaded := [word for word in overrides if _loads(word)]):
+        folder = loaded[0].partition("=")[2]
+        raise UserError(f"{loaded[0]}: is read after --cfg; {folder}/config.yaml has the settings of this run")
     for word in overrides:
         is_one = split_values(word) not in ([""], ["null"]) and len(split_values(word)) == 1 and "$" not in word
         if is_sweep and is_one and key_of(word) == "run_dir":

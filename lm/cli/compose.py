@@ -142,7 +142,10 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         return None
     from lm.training.run_directory import RunDirectory
 
-    content = OmegaConf.create(literal(RunDirectory(path).settings()))
+    directory = RunDirectory(path)
+    content = OmegaConf.create(literal(directory.settings()))
+    for key, value in directory.read_config()["requested"].items():  # what is typed changes what was asked for,
+        OmegaConf.update(content, key, value)  # not what text and machine decided
     with error_prefix(f"run_dir={run_dir}"):
         _check_consent(content.model, keys)
     for key in keys:

@@ -32,8 +32,8 @@ from lm.cli.arguments import (
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import DataConfig, RunConfig, TokenizerConfig, default_of
-from lm.data.paths import check_paths, is_url, listed, local_files
+from lm.config import DataConfig, RunConfig, TokenizerConfig, build, default_of
+from lm.data.paths import check_paths, is_url, kind_of, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
 from lm.registry import from_lab
@@ -148,7 +148,7 @@ def _texts_of(config: EvaluateConfig) -> list[DataConfig | None]:
     for path in listed(config.texts, "texts"):
         if not is_url(path):
             local_files(path, key="texts")
-        texts.append(DataConfig(source="text", path=path))
+        texts.append(DataConfig(source=kind_of(path), path=path))
     return texts
 
 
@@ -197,13 +197,15 @@ def score_text(
 
 
 def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> None:
-    """Warn if the text is the text of the run, under any name, because the run was trained on most of this text."""
+    """Warn if a file of the text is a file of the training text, or has its content under another name."""
+    from lm.data.sources import local_files_of
     from lm.training.run_directory import RunDirectory
 
-    run = RunDirectory(run_dir).read_config()
-    trained, scored = Path(str(run.get("data", {}).get("path"))), Path(str(text.path))
-    is_same_file = trained.exists() and scored.exists() and trained.samefile(scored)
-    if is_same_file or run.get("data_hash") == text_hash:  # the hash differs under another fold
+    run = RunDirectory(run_dir)
+    if not (saved := run.read_config()):
+        return
+    is_same_file = bool(local_files_of(text) & local_files_of(build(DataConfig, run.settings()["data"])))
+    if is_same_file or saved["data_hash"] == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
 
 

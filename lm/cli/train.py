@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 def run(args: list[str]) -> int:
     kinds = kinds_of(RunConfig)
     words, notes = hydra_words(args, kinds)
-    finished: list[tuple[list[str], dict[str, Any]]] = []  # overrides and result of each run
+    finished: dict[Path, tuple[list[str], dict[str, Any]]] = {}  # overrides and result of each run
     codes, process = [0], os.getpid()
 
     def job(config: DictConfig, overrides: list[str]) -> float | None:
         """Train a run. Return the validation loss, because a sweeper that searches minimises this number."""
         is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         try:
-            result = _train(config, overrides, is_sweep, notes)
+            path, result = _train(config, overrides, is_sweep, notes)
         except Exception as error:
             if not is_sweep:
                 raise
@@ -62,17 +62,24 @@ def run(args: list[str]) -> int:
             return None
         if result is None:
             return None
-        finished.append((overrides, result))
+        if path in finished:  # the settings that differ change no number of a run
+            log.warning("%s: is the run of %s, and no other run", " ".join(overrides), " ".join(finished[path][0]))
+        finished.setdefault(path, (overrides, result))
         return float(result["val_loss"])
 
     run_hydra("train", RunConfig, args, words, kinds, job)
     if len(finished) > 1:
-        print(format_table(sweep_table(finished)))
+        print(format_table(sweep_table([*finished.values()])))
     return max(codes)
 
 
-def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapping[str, str]) -> dict[str, Any] | None:
-    """Train what Hydra has composed, print the end of the run, and return the result: None if not the first process."""
+def _train(
+    config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapping[str, str]
+) -> tuple[Path, dict[str, Any] | None]:
+    """Train what Hydra has composed, print the end of the run, and return its directory and its result.
+
+    The result is None if this is not the first process.
+    """
     run: RunConfig = to_dataclass(config, overrides, RunConfig)
     configure_messages(run.trainer.world_size)
     if is_sweep and run.trainer.world_size > 1:
@@ -87,7 +94,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
 
         path, result = train(run)
     if not is_first_process(run.trainer.world_size):
-        return None
+        return path, None
     close_bars()
     if is_sweep:
         print(format_table(score_table(result)), f"\n{path}\n", sep="\n")
@@ -96,7 +103,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapp
         if run.prompts not in (None, saved.get("prompts")):  # the finished run has samples of other prompts
             result = result | {"samples": []}
         print(*summary(path, result, saved | {"data": asdict(run.data)}), sep="\n")  # the text may have moved
-    return result
+    return path, result
 
 
 # --- the end of a run

@@ -143,14 +143,17 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
 
 
 def from_above(run_dir: Path, path: str | None) -> str | None:
-    """Return a relative path from the nearest folder above the run from which it leads somewhere.
+    """Return a relative path from the nearest folder above the run from which it leads somewhere, or as it is.
 
-    Training was started in that folder. The hash of the text is compared anyway.
+    Training was started in that folder, and another folder may have a text of the same name. The hash of the text is
+    compared anyway.
     """
-    if path is None or Path(path).exists():
+    if path is None:
         return path
     above = (folder / path for folder in run_dir.resolve().parents)
-    return next((str(place) for place in above if place.exists()), path)
+    place = next((place for place in above if place.exists()), None)
+    is_here = place is None or (os.path.exists(path) and place.samefile(path))
+    return path if is_here else str(place)
 
 
 def open_file(file: Path) -> IO[bytes]:

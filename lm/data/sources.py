@@ -140,14 +140,26 @@ def state_of(files: Files, limit: float = inf) -> str:
 def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, str]:
     """Return a digest of each file or folder of this machine that a run reads, by its setting."""
     states = {}
-    is_local = config.source != "hub" and not any(is_url(path) for path in (config.path, config.val_path) if path)
-    with suppress(OSError, UserError):  # a text may be gone
-        for source in open_sources(config) if config.path and is_local else ():
-            states[source.place.partition("=")[0]] = source.state()
+    texts = {"data.path": config}
+    if config.val_path is not None:
+        texts["data.val_path"] = _val_config(config)
+    for key, text in texts.items():
+        if text.path and text.source != "hub" and not is_url(text.path):
+            with suppress(OSError, UserError):  # a text may be gone
+                states[key] = open_source(text, key).state()
     if tokenizer.path is not None:
         with suppress(OSError):
             states["tokenizer.path"] = state_of({"": Path(tokenizer.path)})
     return states
+
+
+def local_files_of(config: DataConfig) -> set[Path]:
+    """Return the files of this machine that a training text has, under one name each; none where it is gone."""
+    if not config.path or config.source == "hub" or is_url(config.path):
+        return set()
+    with suppress(OSError, UserError):
+        return {file.resolve() for file in local_files(config.path).values()}
+    return set()
 
 
 def _looks_like(files: list[Path]) -> str | None:
@@ -199,8 +211,7 @@ def open_sources(config: DataConfig) -> list[Source]:
         return [source, open_source(own, "data.val_split")]
     if config.val_path is None:
         return [source]
-    own = replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None)
-    val = open_source(own, "data.val_path")
+    val = open_source(_val_config(config), "data.val_path")
     training, validation = ({file.resolve() for file in files_of(part).values()} for part in (source, val))
     if common := training & validation:
         raise UserError(f"{val.place}: {min(common)} belongs to data.path={config.path} as well")
@@ -225,6 +236,10 @@ def text_size(config: DataConfig, limit: int) -> int:
 def files_of(source: Source) -> Files:
     """Return the local files of a source; none for a source that is no files."""
     return getattr(source, "files", {})
+
+
+def _val_config(config: DataConfig) -> DataConfig:
+    return replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None)
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:

@@ -22,7 +22,7 @@ import xxhash
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
 from lm.data.sources import Source, files_of, open_source, open_sources, warn_of_other_formats
-from lm.data.text import Part, Text, chunks, decoded, derived, overlap, read, split, stretches
+from lm.data.text import CHARACTER, Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError
 from lm.registry import from_lab
@@ -136,6 +136,8 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
         source = open_source(config)
         warn_of_other_formats([source])
         text = _read(source, scratch / "text", config, quiet)
+        for note in _notes([text], 0.0, config, tokenizer):
+            log.info(note)
         _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
         return mapped(scratch / "ids", tokenizer.dtype), text.size, text.hash
 
@@ -227,7 +229,10 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
 
 def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
-    if config.separator is not None and len(text.records) + text.n_empty == len(files_of(source)):
+    n_files = len(files_of(source))
+    is_whole = n_files == 1 or not config.max_bytes or text.size + CHARACTER <= config.max_bytes  # all files were read
+    is_training = not source.place.startswith("data.val_path=")  # a validation text may be one document
+    if config.separator is not None and is_training and is_whole and len(text.records) + text.n_empty == n_files:
         raise UserError(f"data.separator={config.separator}: does not occur in what is read of {source.place}")
     if text.n_empty and config.source in TABLES:  # an empty file needs no message
         n = text.n_empty + len(text.records)

@@ -219,6 +219,9 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
             trackers = from_lab("lm.lab.trackers.trackers")
             loggers = stack.enter_context(trackers(run, directory.path, settings, step))
         remove_later(directory.checkpoints, step if resumes else -1)
+        if not checkpoint:  # what an attempt before has logged
+            for path in (directory.samples, directory.diagnostics):
+                path.unlink(missing_ok=True)
         directory.write_config(settings)
         if run.tokenizer.kind == "file":  # a resume needs neither the file nor a loaded run
             directory.model.mkdir(exist_ok=True)
