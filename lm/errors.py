@@ -116,6 +116,12 @@ def require_seed(seed: int, key: str = "seed") -> None:
     require(0 <= seed < 2**63, f"{key}={seed}", "0 to 2**63 - 1")
 
 
+def check_output(path: Path, key: str) -> None:
+    """Raise UserError unless a file can be written there, before work is done whose result would be lost."""
+    require(path.parent.is_dir(), f"{key}={path}: no such folder as {path.parent}", "a file in a folder that exists")
+    require(not path.is_dir(), f"{key}={path}: is a folder", "a file")
+
+
 def expanded(path: str, key: str) -> str:
     """Return a path with the home folder in place of `~`. `~name` stays a file name if there is no such user."""
     full = os.path.expanduser(path)

@@ -116,7 +116,7 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise UserError(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
-    if (folder / "model").is_dir():
+    if (folder / "model").is_dir() and not (folder / "config.json").exists():
         folder = folder / "model"
     try:
         os.stat(folder / "config.json")  # raises PermissionError in a closed folder

@@ -62,6 +62,12 @@ def test_a_model_has_the_precision_of_its_file_whatever_the_default_is(folder):
     assert torch.equal(logits, expected)
 
 
+def test_a_folder_with_a_model_and_a_folder_called_model_is_that_model(tmp_path):
+    save_model(noisy(tiny(), "untied", 257), BYTE, tmp_path)
+    (tmp_path / "model").mkdir()
+    assert model_folder(tmp_path) == tmp_path
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_saved_before_untying_is_what_was_trained(tied, tmp_path):
     """While it is tied its own matrix is out of date, so the folder holds the embedding twice. `net` is not changed."""

@@ -126,6 +126,8 @@ def test_conditions_and_order(folder):
         "checkpoint_best == False and head_untie_at.isna() and seed == 3": ["cells/off"],
         "n_params_by_role_embedding == 1 and run == 'tied-1'": ["tied-1"],
         "val_loss.isna() and status != 'broken'": ["cells/late", "cells/off"],
+        "checkpoint_best and seed == 3": [],  # although a broken run has no settings
+        "not checkpoint_best and seed == 3": ["cells/off"],
     }.items():
         assert sorted(names(where(runs, conditions))) == expected, conditions
     assert names(ordered(runs, "val_loss"))[:4] == ["tied-0", "tied-1", "untied-0", "untied-1"]

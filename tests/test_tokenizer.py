@@ -142,6 +142,43 @@ def test_a_file_without_an_end_of_text_token_gets_one_more(name, special, tmp_pa
     assert tokenizer.eot not in tokenizer.encode(SPELLED)
 
 
+def given_file(tmp_path, names, processor):
+    """A tokenizer.json with special tokens and a post-processor."""
+    backend = Backend.from_str(BYTE.to_json())
+    backend.add_special_tokens(names)
+    backend.post_processor = processor(backend.token_to_id)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+def test_a_text_begins_as_the_post_processor_of_its_file_begins_it(tmp_path):
+    """Whatever its kind; two tokens would have no place in the windows of training."""
+
+    def roberta(number):
+        return processors.RobertaProcessing(("</s>", number("</s>")), ("<s>", number("<s>")))
+
+    assert load_tokenizer(given_file(tmp_path, ["<s>", "</s>"], roberta)).begin_token == "<s>"
+
+    def two(number):
+        special = [(name, number(name)) for name in ("<s>", "</s>")]
+        return processors.TemplateProcessing(single="<s> </s> $A", special_tokens=special)
+
+    path = given_file(tmp_path, ["<s>", "</s>"], two)
+    with pytest.raises(UserError, match="puts 2 tokens before a text"):
+        load_tokenizer(path)
+
+
+def test_special_tokens_in_a_text_and_in_a_prompt_are_said_to_be_characters(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = given_file(tmp_path, ["<|user|>"], lambda number: None)
+    (tmp_path / "text.txt").write_text("<|user|>a short text<|user|>\n" * 30)
+    config = DataConfig(source="text", path=str(tmp_path / "text.txt"), seq_len=8, cache_dir=str(tmp_path))
+    data = prepare(config, TokenizerConfig(kind="file", vocab_size=None, path=path))
+    assert "the text spells <|user|> 60 times, as ordinary characters" in caplog.text
+    assert data.tokenizer.without_unknown("<|user|>hi") == "<|user|>hi"
+    assert "a prompt spells <|user|>, which is read as ordinary characters" in caplog.text
+
+
 def test_bpe_learns_from_the_training_text_and_char_from_all_text():
     bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"])
     assert bpe.to_json() == train_bpe([TEXT], 300).to_json()

@@ -202,6 +202,7 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
         return [*settings]
     if any(setting.startswith(f"{key}=") for setting in settings):
         raise UserError(f"{folders[0]}: is a second {key}; {key}=[A,B] names several")
+    folders = ["./null" if folder == "null" else folder for folder in folders]  # run_dir=null is the newest run
     value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
     return [f"{key}={value}", *settings]
 

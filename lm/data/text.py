@@ -4,7 +4,8 @@ import codecs
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NoReturn
@@ -50,15 +51,16 @@ class Text:
         ends = np.cumsum(self.records["size"].astype(np.int64))
         return np.stack([ends - np.diff(ends, prepend=0), ends], axis=1)
 
-    def count(self, word: bytes) -> int:
-        """Return how often a word occurs in the text."""
-        n, end = 0, b""
+    def counts(self, words: Collection[bytes]) -> Counter[bytes]:
+        """Return how often each word occurs in the text."""
+        counts, end, longest = Counter[bytes](), b"", max(map(len, words))
+        pattern = re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True))))
         with open(self.path, "rb") as file:
             while block := file.read(BLOCK):  # the text may exceed memory
                 joined = end + block
-                n += joined.count(word)
-                end = joined[max(len(joined) - len(word) + 1, 0) :]
-        return n
+                counts.update(match[0] for match in pattern.finditer(joined) if match.end() > len(end))
+                end = joined[max(len(joined) - longest + 1, 0) :]
+        return counts
 
     def joined(self) -> "Text":
         """Return the same text as one document."""

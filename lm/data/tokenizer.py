@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import TokenizerConfig
 from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress, stretches
-from lm.errors import UserError, error_prefix, first_line
+from lm.errors import UserError, error_prefix, first_line, require
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -57,7 +57,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         layout = json.loads(backend.to_str())
-        before = _template_token(layout["post_processor"])
+        before = _template_token(backend)
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
             raise UserError(f"the tokenizer has no token {eot}, which is said to be its end of text")
@@ -77,6 +77,7 @@ class Tokenizer:
                 single=f"{self.eot_token} $A", special_tokens=[(self.eot_token, self.eot)]
             )
             before = self.eot_token
+        self.special = special | {self.eot_token}
         self.begin_token = before if before in special else self.eot_token
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.stops = {self.eot, self.begin}  # ids at which generation ends
@@ -132,6 +133,8 @@ class Tokenizer:
         """
         try:
             self.encode(prompt)
+            for name in sorted(name for name in self.special if name in prompt):
+                _warn_once("a prompt spells %s, which is read as ordinary characters", name)
             return prompt
         except UserError:
             vocabulary = self.backend.get_vocab()
@@ -153,7 +156,7 @@ class Tokenizer:
     def label(self, token: int) -> str:
         """Return the text of a token inside of a text, or its name in the vocabulary if it is no whole character."""
         text = self.decode([token], after=[token])
-        return text if text.strip("\ufffd") else self.backend.id_to_token(token) or ""
+        return text if text.strip("\ufffd") else self.backend.id_to_token(token) or f"<{token}>"
 
     def stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield text as ids arrive, in pieces of whole characters. The joined pieces equal `decode` of all ids.
@@ -202,16 +205,17 @@ def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
     return ANYWHERE if (is_char or is_alone) and all(token["special"] for token in added) else SAFE_CUT
 
 
-def _template_token(post_processor: dict[str, Any] | None) -> str | None:
-    """Return the special token that a post-processor of a tokenizer.json puts before a text, or None."""
-    for step in (post_processor or {}).get("processors") or [post_processor or {}]:
-        single: list[dict[str, Any]] = step["single"] if step.get("type") == "TemplateProcessing" else []
-        if single and "SpecialToken" in single[0]:
-            return str(single[0]["SpecialToken"]["id"])
-    return None
+def _template_token(backend: tokenizers.Tokenizer) -> str | None:
+    """Return the token that a tokenizer puts before a text, or None. Raises UserError for several tokens."""
+    text = next((token for token in sorted(backend.get_vocab()) if len(token) == 1 and token.isalnum()), "")
+    plain = backend.encode(text, add_special_tokens=False).ids
+    whole = backend.encode(text).ids
+    n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    require(n < 2, f"the tokenizer puts {n} tokens before a text", "one or none")
+    return backend.id_to_token(whole[0]) if n else None
 
 
-def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
+def load_tokenizer(path: str | Path, eot: str | None = None) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json. Raises UserError with the file if the file is missing or damaged.
 
     >>> load_tokenizer(Path("absent.json"))
@@ -219,7 +223,7 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     lm.errors.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
     except BaseException as error:  # a panic of the library, as for a malformed part, is no Exception

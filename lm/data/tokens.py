@@ -10,6 +10,7 @@ An end-of-text token precedes each document, so every token of the text has a to
 import hashlib
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -301,8 +302,11 @@ def _notes(texts: list[Text], unsuitable: float, config: DataConfig, tokenizer: 
             f"data: whole documents for validation would be {100 * unsuitable:.2g} % of the text, so a document is"
             f" cut to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
-    for word in sorted({EOT, tokenizer.eot_token}):
-        if n := sum(text.count(word.encode()) for text in texts):
-            advice = f"; 'data.separator={word}' ends a document there" if config.source == "text" else ""
-            notes.append(f"data: the text spells {word} {n:,} times, as ordinary characters{advice}")
+    names = sorted({EOT, *tokenizer.special})
+    counts = sum((text.counts([name.encode() for name in names]) for text in texts), Counter[bytes]())
+    for name in names:
+        if n := counts[name.encode()]:
+            is_end = config.source == "text" and name in (EOT, tokenizer.eot_token)
+            advice = f"; 'data.separator={name}' ends a document there" if is_end else ""
+            notes.append(f"data: the text spells {name} {n:,} times, as ordinary characters{advice}")
     return notes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lm.errors import expand_paths, require_choice, require_min
+from lm.errors import check_output, expand_paths, require_choice, require_min
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
 from lm.system.terminal import format_table
@@ -46,6 +46,8 @@ class BenchmarkConfig:
         for name in self.only or ():
             require_choice("only", name, tuple(SECTIONS))
         expand_paths("", self, "output", "nanogpt")
+        if self.output is not None:
+            check_output(Path(self.output), "output")
         require_min(0, "", self, "seconds")
         require_min(1, "", self, "threads")
 

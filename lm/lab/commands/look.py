@@ -77,7 +77,9 @@ def _with_words(args: list[str]) -> list[str]:
     runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
     if len(words) == 1 and not runs and os.path.isdir(words[0]):
         return with_folders(words, settings, "folder")
-    return with_folders(runs, [*(word for word in words if word not in runs), *settings])
+    if others := [word for word in words if word not in runs]:
+        raise UserError(f"{others[0]}: {'is no run' if os.path.exists(others[0]) else 'no such folder'}; expected runs")
+    return with_folders(runs, settings)
 
 
 def _open(address: str) -> None:

@@ -31,7 +31,10 @@ def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
     marks = {"output_dir": "ablation.json", "run_dir": "config.yaml"}
     keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")][:1]
-    named, others = (words[:1], words[1:]) if keys else ([], words)
+    if words and not keys:
+        what = "holds neither ablation.json nor config.yaml" if os.path.isdir(words[0]) else "no such folder"
+        raise UserError(f"{words[0]}: {what}; expected the folder of an ablation, or of a run that train wrote")
+    named, others = words[:1], words[1:]
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
         return _judge(config)

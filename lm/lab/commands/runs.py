@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lm.cli.arguments import parse, split_words, with_folders
-from lm.errors import UserError, expand_paths, require
+from lm.errors import check_output, expand_paths, require
 from lm.lab.runs.find import find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from lm.system.files import write_text
@@ -41,8 +41,8 @@ def run(args: list[str]) -> None:
     config = parse(RunsConfig, with_folders(words[:1], [*words[1:], *settings], "folder"))
     plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"{key}={path}: no such folder as {path.parent}")
+        if path is not None:
+            check_output(path, key)
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":

@@ -59,7 +59,7 @@ def continuations(
     """
     require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
     require(0 <= of < len(models), f"of={of}", f"0 to {len(models) - 1}")
-    vocab_size = models[of].tokenizer.vocab_size
+    vocab_size = models[of].net.vocab_size
     if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
         raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
     prompts, own = list[list[int]](), list[Sequence[int]]()
