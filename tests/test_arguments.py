@@ -110,7 +110,8 @@ def test_digits_of_a_name_stay_as_typed_and_what_is_quoted_is_left(typed, quoted
 
 
 @pytest.mark.parametrize(
-    "text", ["größe", "f(x)", "§§§", "###", "\n\n", "(end)", "a = b", "[SEP]", "First Citizen:", "~"]
+    "text",
+    ["größe", "f(x)", "§§§", "###", "\n\n", "(end)", "a = b", "[SEP]", "First Citizen:", "~", "{x}", "C:\\x\\"],
 )
 def test_text_that_hydras_grammar_lacks_arrives_as_typed(text):
     for key in ("data.separator", "head.name"):

@@ -398,8 +398,9 @@ FUNCTION = re.compile(r"(choice|glob|range)\(")  # of Hydra's grammar
 NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?(e[+-]?\d+)?", re.IGNORECASE)
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 ELEMENT = re.compile(rf"\s*({QUOTED.pattern}|[^,]*?)\s*,", re.DOTALL)  # of a list, with the comma behind it
-# Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end.
-UNQUOTED = re.compile(r"(?!\s)[\w /\\+.$%*@?|:{}-]*(?<!\s)", re.ASCII)
+# Text that Hydra's grammar takes without quotes. It has neither letters beyond a to z nor spaces at an end, and braces
+# stand for an interpolation alone.
+UNQUOTED = re.compile(r"(?!\s)(\$\{[^{}]*\}|[\w /\\+.$%*@?|:-])*(?<![\s\\])", re.ASCII)
 
 
 def quoted(text: str) -> str:
