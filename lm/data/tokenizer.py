@@ -207,7 +207,7 @@ def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
 
 def _template_token(backend: tokenizers.Tokenizer) -> str | None:
     """Return the token that a tokenizer puts before a text, or None. Raises UserError for several tokens."""
-    text = next((token for token in sorted(backend.get_vocab()) if len(token) == 1 and token.isalnum()), "")
+    text = min((token for token in backend.get_vocab() if len(token) == 1 and token.isalnum()), default="")
     plain = backend.encode(text, add_special_tokens=False).ids
     whole = backend.encode(text).ids
     n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)

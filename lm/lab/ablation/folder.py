@@ -20,7 +20,7 @@ import filelock
 import pandas as pd
 
 from lm.cli.arguments import key_of
-from lm.config import build, flat
+from lm.config import build, deciding_settings, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
 from lm.lab.ablation.question import AblateConfig, Question
@@ -127,8 +127,10 @@ def design_hash(question: Question, arms: Mapping[str, ArmRecord]) -> str:
     """Return the hash of all that a person chooses and that decides a verdict: the question, settings and texts."""
     design = asdict(question) | {"name": "", "question": "", "overrides": []}
     design["primary"] = sorted(question.primary_arms())
-    texts = ("data_hash", "tokenizer_hash")
-    design["arms"] = {name: arm.settings | {key: arm.identity[key] for key in texts} for name, arm in arms.items()}
+    hashes = ("data_hash", "tokenizer_hash")  # of the text, wherever it lies
+    design["arms"] = {
+        name: deciding_settings(arm.settings | {key: arm.identity[key] for key in hashes}) for name, arm in arms.items()
+    }
     return json_sha256(design)
 
 
