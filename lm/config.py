@@ -604,6 +604,7 @@ OPEN: dict[str, tuple[Any, ...]] = {
 }
 HASHES = ("data_hash", "tokenizer_hash")
 LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
+LENGTH = (*LENGTHS, "max_tokens")  # settings of how long a run is, as typed; a record has max_tokens as steps
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli import command_line
-from lm.config import RECIPES, DataConfig, literal, recipe_of
+from lm.config import LENGTH, RECIPES, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, expanded, reading
@@ -39,7 +39,6 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
 }
 # Settings that are paths. Hydra's grammar has neither parentheses nor letters beyond a to z.
 PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
-LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes")  # settings of how long a run is
 VERBATIM = ("prompt", "baseline")  # settings whose text may be "null"
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 # Everyday names of settings that are spelled otherwise here.
@@ -202,7 +201,6 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
         return [*settings]
     if any(setting.startswith(f"{key}=") for setting in settings):
         raise UserError(f"{folders[0]}: is a second {key}; {key}=[A,B] names several")
-    folders = ["./null" if folder == "null" else folder for folder in folders]  # run_dir=null is the newest run
     value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
     return [f"{key}={value}", *settings]
 
@@ -290,7 +288,6 @@ def with_text(words: Words) -> list[str]:
         raise UserError(unknown_word(path))
     if is_run(Path(path)):
         raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
-    path = "./null" if path == "null" else path  # data.path=null is no text
     settings = [f"data.path={path}"] if "data" in keys else text_settings(path)
     return [*settings, *words.overrides]
 
@@ -376,7 +373,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
 def _loads(override: str) -> bool:
     """Return whether an override names a run whose settings are taken."""
     key, _, value = override.partition("=")
-    return key == "init_from" or (key == "run_dir" and is_run(Path(expanded(value, "run_dir"))))
+    return (key == "init_from" and value != "null") or (key == "run_dir" and is_run(Path(expanded(value, "run_dir"))))
 
 
 def _unquoted(override: str, is_sweep: bool) -> list[str]:
@@ -461,7 +458,7 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str,
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
-    lengths = {key_of(word): word for word in overrides if key_of(word) in LENGTHS and not word.endswith("=null")}
+    lengths = {key_of(word): word for word in overrides if key_of(word) in LENGTH and not word.endswith("=null")}
     if len(lengths) > 1:
         raise UserError(f"{' '.join(lengths.values())}: expected one length of a run")
     if {"-c", "--cfg"} & {*words.flags} and (loaded := [word for word in overrides if _loads(word)]):

@@ -18,7 +18,7 @@ from typing import Any
 
 from lm.cli import command_line
 from lm.cli.arguments import is_folder, parse, split_words, with_folders
-from lm.errors import UserError, expand_paths, reading, require, require_min, require_seed
+from lm.errors import UserError, expand_paths, reading, require_min, require_seed
 from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
 
@@ -44,8 +44,6 @@ class GenerateConfig:
         expand_paths("", self, "run_dir", "prompt_file")
         require_min(0, "", self, "max_new_tokens", "temperature")
         require_seed(self.seed)
-        last = 2**63 - self.n_samples  # each sample has a seed of its own
-        require(self.seed <= last, f"seed={self.seed}", f"at most {last} with n_samples={self.n_samples}")
         require_min(1, "", self, "threads", "n_samples", "top")
         if self.n_samples > 1 and self.temperature == 0:
             raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")

@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import HASHES, LENGTHS, REQUESTED, RunConfig, differing_keys, flat, requested_settings
+from lm.config import HASHES, LENGTH, LENGTHS, REQUESTED, RunConfig, differing_keys, flat, requested_settings
 from lm.data.paths import from_above
 from lm.data.sources import local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
@@ -27,7 +27,6 @@ from lm.system.files import LOCK, PARTIAL, is_run, read_csv, read_yaml, remove_p
 
 METRICS = "metrics.csv"
 SAMPLE_TEMPERATURE = 0.8  # of drawn samples; the seed of a sample is the number of its prompt
-LENGTH = {"trainer.max_steps", "trainer.max_epochs", "max_tokens", "max_minutes"}
 log = logging.getLogger(__name__)
 
 
@@ -156,7 +155,7 @@ class RunDirectory:
         before, now = flat(saved), flat(settings)
         before |= {key: saved["requested"].get(key, before.get(key)) for key in LENGTHS}
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
-        if {*keys} <= LENGTH:
+        if {*keys} <= {*LENGTH}:
             has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"

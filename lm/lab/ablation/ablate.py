@@ -92,9 +92,10 @@ def ablate(
         results = results_of(step.record, plan.reader)
         if results.is_whole():
             results.record.ended = now()
-        write_tables(results)
         if config.report:
             write_report(results, is_at_work=False)
+        else:
+            write_tables(results)
         write_record(results.record, folder)  # last: from now on nothing is left to do
         return results
 

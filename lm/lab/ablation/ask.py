@@ -23,7 +23,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.cli.arguments import for_hydra, key_of, kinds_of, quoted, recipe_for
 from lm.cli.compose import LOADED, compose, explaining
-from lm.config import RunConfig, check_init, flat, literal
+from lm.config import LENGTH, RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.folder import TOKENIZER, read_base
@@ -31,7 +31,6 @@ from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_rec
 from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
-from lm.training.run_directory import LENGTH
 
 SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line

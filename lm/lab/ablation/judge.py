@@ -69,15 +69,20 @@ class Contrast:
     sentence: str = ""
 
     @property
+    def half_width(self) -> float:
+        """Half the interval, 0 if only rounding tells its ends apart or if there is none."""
+        half = ((self.ci_high or 0.0) - (self.ci_low or 0.0)) / 2
+        return half if half > SAME * abs(self.mean_difference or 0.0) else 0.0
+
+    @property
     def digits(self) -> int:
         """The decimals of a difference: two more than the margin, and two digits of half the interval.
 
         Without a margin, half the interval takes its place, or 1 % of the mean.
         """
-        mean, low, high = (value or 0.0 for value in (self.mean_difference, self.ci_low, self.ci_high))
-        half = (high - low) / 2
-        digits = decimals(self.equivalence_margin or max(half, abs(mean) / 100) or 1.0)
-        return max(digits, decimals(10 * half)) if half > abs(mean) * SAME else digits
+        half, mean = self.half_width, abs(self.mean_difference or 0.0)
+        digits = decimals(self.equivalence_margin or max(half, mean / 100) or 1.0)
+        return max(digits, decimals(10 * half)) if half else digits
 
 
 @dataclass(slots=True)

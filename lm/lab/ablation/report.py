@@ -71,12 +71,13 @@ def is_reported(results: Results) -> bool:
     """Return whether the report in the folder is of this design and of these runs."""
     with suppress(OSError, ValueError):
         written = read_json(results.folder / "report.json")
-        is_same = all(written.get(key) == value for key, value in _state(results).items())
+        is_same = all(written.get(key) == value for key, value in _identity(results).items())
         return is_same and (results.folder / "report.html").exists()
     return False
 
 
-def _state(results: Results) -> dict[str, Any]:
+def _identity(results: Results) -> dict[str, Any]:
+    """Return what tells a report from the report of another design or of other runs."""
     return {"designs": results.record.designs, "rows_sha256": json_sha256(_rows(results))}
 
 
@@ -140,7 +141,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "without_result": [*_without_result(results, without)],
         "facts_of_runs": dict(_facts(results)),
         "commands": _commands(results),
-        **_state(results),
+        **_identity(results),
         **{key: getattr(record, key) for key in RECORDED},
     }
 

@@ -192,8 +192,7 @@ def _amount(contrast: Contrast, mean: float) -> str:
 
 def _digits_of_share(contrast: Contrast) -> int:
     """Return the decimals of a share in per cent: one, or more for a narrow interval or margin."""
-    half = ((contrast.ci_high or 0.0) - (contrast.ci_low or 0.0)) / 2
-    narrowest = min(filter(None, (half, contrast.equivalence_margin)), default=1.0)
+    narrowest = min(filter(None, (contrast.half_width, contrast.equivalence_margin)), default=1.0)
     return max(1, decimals(100 * narrowest) - 2)
 
 
