@@ -1,9 +1,14 @@
 """Verdicts on tuned arms err as seldom as they should, in a small simulation; docs/statistics.md has the large one."""
 
+import numpy as np
+import pandas as pd
 import pytest
 from conftest import some
 
-from scripts.benchmark.error_rates import SHAPES, Cell, simulate
+from lm.lab.ablation.folder import ArmRecord
+from lm.lab.ablation.judge import judge, paired_test
+from lm.lab.ablation.question import Question
+from scripts.benchmark.error_rates import HARD, MARGIN, SHAPES, Cell, ladder, scores, simulate
 
 
 @pytest.mark.parametrize("shape", some(SHAPES, 3))
@@ -21,3 +26,50 @@ def test_an_end_of_the_ladder_is_counted():
     """On a tilted cliff the loss falls right up to where training diverges."""
     rates = simulate(Cell("tilted cliff", ratio=1, apart=0, start="near", correlation=0.5), 60)
     assert rates["false_5"] <= 0.1
+
+
+def frame(arms):
+    """The reported runs of ladders: by arm the factors in powers of two, and the losses (seeds, factors)."""
+    return pd.DataFrame(
+        {
+            "arm": arm,
+            "seed": seed,
+            "factor": float(2**x),
+            "status": "done" if np.isfinite(loss) else "diverged",
+            "is_own_failure": False,
+            "val_loss": loss if np.isfinite(loss) else np.nan,
+        }
+        for arm, (factors, losses) in arms.items()
+        for seed, of_seed in enumerate(losses)
+        for x, loss in zip(factors, of_seed, strict=True)
+    )
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *HARD])
+def test_the_simulation_has_the_numbers_that_a_frame_of_runs_gets(shape):
+    """The simulation computes with arrays, because frames would take ten times as long."""
+    cell, random = Cell(shape, ratio=4, apart=1, start="near", correlation=0.5), np.random.default_rng(0)
+    names = ["base", "arm"]
+    question = Question(
+        name="aa",
+        question="?",
+        arms={name: [] for name in names},
+        baseline="base",
+        seeds=[*range(5)],
+        equivalence_margin=MARGIN,
+        tune="true",
+    )
+    for _ in range(3):
+        of_seeds = random.standard_normal(5)
+        arms = {
+            name: ladder(cell, float(i), of_seeds, ratio, random)
+            for i, (name, ratio) in enumerate(zip(names, (1, 4), strict=True))
+        }
+        (contrast,) = judge(question, frame(arms), {name: ArmRecord(is_tuned=True) for name in names})
+        (base, up), (arm, down) = (scores(*arms[name]) for name in names)
+        if not np.isfinite(arm - base).all():
+            assert contrast.verdict == "undecided"
+            continue
+        test = paired_test([*(arm - base)], MARGIN, down, up)
+        assert (contrast.ci_low, contrast.ci_high) == pytest.approx((test.low, test.high), rel=1e-9)
+        assert (contrast.p, contrast.p_equivalent) == pytest.approx((test.p, test.p_equivalent), rel=1e-6)
