@@ -1,5 +1,7 @@
 """Arms that continue trained models: one for each seed, or one that is given."""
 
+import shutil
+
 import pytest
 
 from lm.errors import UserError
@@ -46,9 +48,11 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
     assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()
     with pytest.raises(UserError, match=r"init_from=.*bases/seed2: no such folder"):
         lab.run(**words, seeds=[0, 1, 2])
-    train_base(lab, 2, "tokenizer=char")
-    with pytest.raises(UserError, match="tokenizer"):
-        lab.run(**words, seeds=[0, 1, 2])
+    for differs in ("tokenizer=char", "model.n_layers=1"):
+        train_base(lab, 2, differs)
+        with pytest.raises(UserError, match=r"init_from=.*bases/seed2: expected .* other models of this arm"):
+            lab.run(**words, seeds=[0, 1, 2])
+        shutil.rmtree(lab.root / "bases/seed2")
 
 
 def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog):
@@ -56,6 +60,9 @@ def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog
     start = f"init_from={lab.root}/bases/seed0"
     with pytest.raises(UserError, match=r"bases/seed0: expected a model that has not read the validation text"):
         lab.plan(start, arms=ARMS)
+    train_base(lab, 1)
+    with pytest.raises(UserError, match=r"bases/seed0: expected a model that has not read the validation text"):
+        lab.plan(arms=ARMS, seeds=[1, 0], overrides=[f"init_from={lab.root}/bases/seed{{seed}}"])
     train(composed(*lab.overrides(), start, f"run_dir={lab.root}/run"))
     assert "has read this validation text" in caplog.text
     caplog.clear()
@@ -77,6 +84,14 @@ def test_the_model_that_is_typed_replaces_those_of_the_question(lab):
     lab.plan(**words, arms=arms, baseline="tied", primary=[])
     mixed = results_of(lab.steps[-1].record, lab.plans[-1].reader)
     assert "the runs of tied, untied continue a trained model" in describe(mixed, [])["basis"]["seeds"]
+
+
+def test_a_seed_stands_in_init_from_alone(lab):
+    train_base(lab, 0)
+    quoted = lab.plan(overrides=[f"init_from='{lab.root}/bases/seed{{seed}}'"], arms=ARMS, seeds=[0])
+    assert quoted.spec("tied", 0, 0).run.init_from == f"{lab.root}/bases/seed0"
+    with pytest.raises(UserError, match=r"^ablation.arms.tied: prompts=\[{seed}\]: expected {seed} in init_from alone"):
+        lab.plan(overrides=["prompts=[{seed}]"], arms=ARMS)
 
 
 @pytest.mark.nightly

@@ -72,7 +72,7 @@ def test_columns_and_their_types(whole):
 def test_settings_are_those_of_each_run_of_an_arm(tmp_path):
     """The tuned value, the part of the text and the base of a run are not those of the arm's configuration."""
     asked = {"tune": "optim.lr", "folds": True, "seed_offsets": {"tied": 100}}
-    make(tmp_path / "a", tuned=True, report=False, overrides=["init_from=bases/seed{seed}"], **asked)
+    make(tmp_path / "a", tuned=True, report=False, settings={"init_from": "bases/seed{seed}"}, **asked)
     frame = runs(tmp_path / "a", ["seed", "optim.lr", "data.fold", "init_from"]).set_index(["arm", "seed", "factor"])
     assert frame.loc[("tied", 2, 2.0), ["optim.lr", "data.fold", "init_from"]].tolist() == [0.2, 2, "bases/seed102"]
     assert frame.loc[("untied", 1, 0.5), ["optim.lr", "data.fold", "init_from"]].tolist() == [0.1, 1, "bases/seed1"]

@@ -3,10 +3,11 @@
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -97,6 +98,7 @@ def make(
     tuned: bool = False,
     broken: bool = False,
     report: bool = True,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     **changes: Any,
 ) -> Path:
     """An ablation's folder: four arms of equal tokens; if tuned, the best value of each is its configuration's."""
@@ -115,7 +117,13 @@ def make(
     arms = {
         arm: ArmRecord(
             overrides=overrides[arm],
-            settings={"validation.every": 100, "head.untie_at": None, "optim.betas": [0.8, 0.95], "optim.lr": 0.1 * i},
+            settings={
+                "validation.every": 100,
+                "head.untie_at": None,
+                "optim.betas": [0.8, 0.95],
+                "optim.lr": 0.1 * i,
+                **settings,
+            },
             matched={"model.d_ff": 200} if arm == "untied_matched" else {},
             is_tuned=tuned,
             identity={"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},

@@ -12,7 +12,7 @@ import pytest
 
 from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
-from lm.lab.ablation.ask import compose_arms, compose_seeds, with_folds
+from lm.lab.ablation.ask import compose_arms, with_folds
 from lm.lab.ablation.execute import Ending, Engine
 from lm.lab.ablation.folder import REPORTED, Failure
 from lm.lab.ablation.plan import Plan, RunSpec, Step
@@ -56,14 +56,13 @@ class Lab:
         config = AblateConfig(ablation=ablation, plan_only=plan_only, report=report, workers=2, **options)
         runs = compose_arms(ablation, list(typed), lambda overrides: composed(*overrides))
         config.ablation = with_folds(ablation, runs)
-        seeded = compose_seeds(ablation, list(typed), runs, lambda overrides: composed(*overrides))
 
         def on_plan(plan: Plan, step: Step, results: Results) -> None:
             self.plans.append(plan)
             self.steps.append(step)
             self.tables.append(plan_table(plan, step, results))
 
-        return ablate(config, runs, "the command", on_plan, seeded)
+        return ablate(config, runs, "the command", on_plan)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
         """The plan alone."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
@@ -32,7 +31,6 @@ from lm.lab.ablation.judge import alpha_of, detectable
 from lm.lab.ablation.plan import (
     Plan,
     RunSpec,
-    Seeded,
     Step,
     make_plan,
     next_runs,
@@ -55,17 +53,16 @@ def ablate(
     runs: dict[str, RunConfig],
     command: str,
     on_plan: Callable[[Plan, Step, Results], None] = lambda plan, step, results: None,
-    seeded: Seeded = MappingProxyType({}),
 ) -> Results:
     """Plan an ablation and, unless only the plan is wanted, make the runs that are missing and write the report.
 
-    `runs` has the configuration of each arm, `seeded` its settings that depend on the seed; `on_plan` is called before
-    anything is run or written. Raises UserError before that, too, for what the user can mend.
+    `runs` has the configuration of each arm; `on_plan` is called before anything is run or written. Raises UserError
+    before that, too, for what the user can mend.
     """
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
-    plan = make_plan(config, runs, seeded, before, RunReader(folder), command, engine.default_workers)
+    plan = make_plan(config, runs, before, RunReader(folder), command, engine.default_workers)
     tries = Counter[str]()  # of a run that failed, in this call
     step = next_runs(plan, tries)
     if step.missing:

@@ -21,13 +21,14 @@ import torch
 from lm.config import RunConfig, config_hash, flat, foreign_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
-from lm.folder import read_base
+from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.question import Question
+from lm.lab.ablation.question import SEED, Question
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.code import code_identity, code_of
+from lm.system.files import sha256
 from lm.training.init_from import check_start, has_read_validation_text
 from lm.training.resolve import build_model, resolve, step_timer, with_steps
 from lm.training.result import cost_of
@@ -81,13 +82,10 @@ def build_arms(
                 run = change(runs[name], matched)
                 arm = _build_arm(question, name, run, threads, texts, earlier.get(name))
                 arm.matched = matched
-            if runs[name].init_from:
-                base = read_base(str(runs[name].init_from))
-                loaded = base.settings
-                check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
-                has_read = has_read_validation_text(base, arm.run, arm.texts[0])
-                expected = "a model that has not read the validation text; data.val_path=FILE names another text"
-                require(not has_read, f"init_from={base.folder.parent}", expected)
+            if path := runs[name].init_from:
+                seeds = [question.seed_of(name, seed) for seed in question.seeds]
+                for place in dict.fromkeys(path.replace(SEED, str(seed)) for seed in seeds):
+                    _check_base(arm, place)
         arms[name] = arm
     arms = {name: arms[name] for name in question.arms}
     _check_distinct(question, arms)
@@ -161,6 +159,20 @@ def _build_arm(
         copied=own[0].copied if own[0].val_hash else 0.0,
         identity=identity,
     )
+
+
+def _check_base(arm: Arm, init_from: str) -> None:
+    """Raise UserError for a model that a run of the arm cannot start from, or that has read its validation text."""
+    base, setting = read_base(init_from), f"init_from={init_from}"
+    loaded = base.settings
+    is_same = loaded.sha256[TOKENIZER] == sha256(Path(str(arm.run.tokenizer.path)))
+    require(is_same, setting, "the tokenizer of the other models of this arm")
+    for key, value in asdict(loaded.model).items():
+        own = getattr(arm.run.model, key)
+        require(base.accepts(key, own), setting, f"model.{key}={own}, as other models of this arm have, not {value}")
+    check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
+    expected = "a model that has not read the validation text; data.val_path=FILE names another text"
+    require(not has_read_validation_text(base, arm.run, arm.texts[0]), setting, expected)
 
 
 def _check_distinct(question: Question, arms: Arms) -> None:

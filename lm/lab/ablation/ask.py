@@ -26,7 +26,6 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import LENGTH, RunConfig, check_init, flat, literal
 from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
 from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
@@ -276,11 +275,11 @@ def _fresh(question: Question) -> Any:
 # --- the configurations of the arms
 
 
-def compose_question(config: AblateConfig) -> tuple[dict[str, RunConfig], dict[tuple[str, int], dict[str, Any]]]:
-    """Return the configuration of each arm, and by arm and seed what depends on the seed. Settle the folds."""
+def compose_question(config: AblateConfig) -> dict[str, RunConfig]:
+    """Return the configuration of each arm. Settle the folds."""
     runs = compose_arms(config.ablation, config.overrides)
     config.ablation = with_folds(config.ablation, runs)
-    return runs, compose_seeds(config.ablation, config.overrides, runs)
+    return runs
 
 
 def composed_arm(overrides: Sequence[str]) -> RunConfig:
@@ -293,7 +292,8 @@ def composed_arm(overrides: Sequence[str]) -> RunConfig:
 def compose_arms(question: Question, typed: list[str], compose: Compose = composed_arm) -> dict[str, RunConfig]:
     """Return the configuration of every arm; the overrides that were `typed` change them all.
 
-    Raises UserError naming the arm or override to blame. It comes before anything heavy is imported.
+    The init_from of an arm may hold {seed}; model and tokenizer are then those of its first seed. Raises UserError
+    naming the arm or override to blame. It comes before anything heavy is imported.
     """
     common = by_key([*question.overrides, *typed])
     if reserved := sorted(common.keys() & RESERVED.keys()):
@@ -307,9 +307,15 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
                     raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
-            seed = question.seed_of(name, question.seeds[0])
-            runs[name] = compose(_of_seed([*(common | own).values()], seed))
-            check_init(runs[name])
+            words = common | own
+            for key, word in words.items():
+                require(SEED not in word or key == "init_from", word, f"{SEED} in init_from alone")
+            first = question.seed_of(name, question.seeds[0])
+            run = compose([word.replace(SEED, str(first)) for word in words.values()])
+            check_init(run)
+            if SEED in (word := words.get("init_from", "")):
+                run = replace(run, init_from=str(values_of(for_hydra(word, {"init_from": str}))[0]))
+            runs[name] = run
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     if (setting := question.tuned_setting) is not None:
@@ -339,42 +345,6 @@ def with_folds(question: Question, runs: dict[str, RunConfig]) -> Question:
             "folds=false, by which all pairs share a validation text"
         )
     return question
-
-
-def compose_seeds(
-    question: Question, typed: list[str], runs: dict[str, RunConfig], compose: Compose = composed_arm
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return, by arm and seed, the settings in which {seed} in an override makes a run differ from that of `runs`.
-
-    Raises UserError, also where the models that an arm starts from have different tokenizers.
-    """
-    seeded = dict[tuple[str, int], dict[str, Any]]()
-    for name, run in runs.items():
-        words = [*(by_key([*question.overrides, *typed]) | by_key(question.arms[name])).values()]
-        for seed in question.seeds if any(SEED in word for word in words) else ():
-            own_seed = question.seed_of(name, seed)
-            with error_prefix(f"ablation.arms.{name}"):
-                own = compose(_of_seed(words, own_seed))
-                if _tokenizer_of(own) != _tokenizer_of(run):
-                    raise UserError(f"init_from={own.init_from}: has another tokenizer than {run.init_from}")
-            first = flat(asdict(run))
-            changed = {key: value for key, value in flat(asdict(own)).items() if value != first.get(key)}
-            # Models have their tokenizers in different places; the tokenizers are equal, as was checked above.
-            of_text = OF_TEXT[:1] if own.init_from else OF_TEXT
-            if chooses := [key for key in changed if key.startswith(of_text)]:
-                advice = "folds=true gives each pair a text of its own"
-                raise UserError(f"{chooses[0]}: {SEED} may not choose the text; {advice}")
-            seeded[name, own_seed] = changed
-    return seeded
-
-
-def _of_seed(words: Sequence[str], seed: int) -> list[str]:
-    return [word.replace(SEED, str(seed)) for word in words]
-
-
-def _tokenizer_of(run: RunConfig) -> str | None:
-    """Return the hash of the tokenizer of the model that a run starts from, if there is one."""
-    return read_base(run.init_from).settings.sha256.get(TOKENIZER) if run.init_from else None
 
 
 def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:

@@ -61,12 +61,12 @@ def compare(
         own.append(f"output_dir={quoted(str(output_dir))}")
     config = compose("ablate", own, AblateConfig)
     question = config.ablation
-    runs, seeded = compose_question(config)
+    runs = compose_question(config)
     paths = {"text": text, "output_dir": output_dir}
     given: dict[str, object] = {key: None if path is None else str(path) for key, path in paths.items()}
     given |= {"seeds": seeds, "margin": margin, "overrides": [*overrides], "tune": tune}
     call = ", ".join([repr(change), *(f"{key}={value!r}" for key, value in given.items() if value is not None)])
-    results = ablate(config, runs, f"compare({call})", seeded=seeded)
+    results = ablate(config, runs, f"compare({call})")
     write_question(question, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 

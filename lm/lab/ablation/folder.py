@@ -23,7 +23,7 @@ from lm.cli.arguments import key_of
 from lm.config import build, deciding_settings, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
-from lm.lab.ablation.question import AblateConfig, Question
+from lm.lab.ablation.question import SEED, AblateConfig, Question
 from lm.system.files import LOCK, json_sha256, read_csv, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
@@ -106,7 +106,7 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, factor: float) -> dict[str, Any]:
-    """Return the settings in which a run differs from its arm: seed, length, part of the text and tuned value.
+    """Return the settings in which a run differs from its arm: seed, length, part of the text, base and tuned value.
 
     `seed` is the seed of the pair, and `factor` multiplies the tuned setting.
     """
@@ -118,6 +118,8 @@ def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, fa
     }
     if question.folds:
         values["data.fold"] = question.first_fold + question.seeds.index(seed)
+    if SEED in (base := arm.settings.get("init_from") or ""):
+        values["init_from"] = base.replace(SEED, str(values["seed"]))
     if factor != 1 and (setting := question.tuned_setting):
         values[setting] = float(f"{arm.settings[setting] * factor:.6g}")
     return values

@@ -22,6 +22,7 @@ import torch
 from lm.config import RunConfig, config_hash, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
+from lm.folder import read_base
 from lm.lab.ablation.arms import Arm, Arms, build_arms, change
 from lm.lab.ablation.folder import (
     ENDED,
@@ -45,7 +46,6 @@ from lm.system.files import json_sha256
 
 PACKAGES = ("torch", "lightning-fabric", "scipy", "numpy", "tokenizers", "datasets")
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
-Seeded = Mapping[tuple[str, int], Mapping[str, Any]]  # settings by arm and seed
 MAX_TRIES = 2  # of a run that fails or is killed, in one call
 
 
@@ -77,7 +77,6 @@ class Plan:
     arms: Arms
     reader: RunReader  # of the outcomes that there are
     record: AblationRecord  # what is asked; its runs follow from a step
-    seeded: Seeded  # the settings of an arm that depend on the seed of the run
     specs: dict[tuple[str, int, float], RunSpec] = field(default_factory=dict, repr=False)  # that were asked for
 
     def spec(self, arm: str, seed: int, rung: int, purpose: str = REPORTED) -> RunSpec:
@@ -90,13 +89,15 @@ class Plan:
     def _spec(self, arm: Arm, seed: int, by: float) -> RunSpec:
         question, pair = self.question, self.question.seeds.index(seed)
         values = settings_of_run(question, arm.name, arm, seed, by)
-        own_seed = values["seed"]
-        run = change(arm.run, {**values, **self.seeded.get((arm.name, own_seed), {})})
+        if "init_from" in values:
+            base = read_base(values["init_from"])
+            values |= {"init_sha256": base.sha256, "tokenizer.path": base.tokenizer.path}
+        run = change(arm.run, values)
         text = arm.text(pair)
         hashes = {"data_hash": text.hash, "tokenizer_hash": text.tokenizer.hash}
         identity = arm.identity | hashes
         name = json_sha256({"config": config_hash(run, **hashes), **identity})[:10]
-        run_dir = f"{RUNS}/{arm.name}-seed{own_seed}-{name}"
+        run_dir = f"{RUNS}/{arm.name}-seed{run.seed}-{name}"
         run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
         about: dict[str, Any] = {"arm": arm.name, "seed": seed, "factor": by, "run_dir": run_dir}
         return RunSpec(**about, run=run, identity=identity)
@@ -227,7 +228,6 @@ def seconds_to_go(plan: Plan, step: Step) -> float:
 def make_plan(
     config: AblateConfig,
     runs: dict[str, RunConfig],
-    seeded: Seeded,
     before: AblationRecord | None,
     reader: RunReader,
     command: str,
@@ -235,8 +235,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a question.
 
-    `runs` has the configuration of each arm, `seeded` the settings that depend on the seed, `before` the record of an
-    earlier call; `default_workers` is asked with the threads of a run. Raises UserError.
+    `runs` has the configuration of each arm, `before` the record of an earlier call; `default_workers` is asked with
+    the threads of a run. Raises UserError.
     """
     most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
@@ -261,7 +261,7 @@ def make_plan(
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
-    return Plan(question, arms, reader, record, seeded)
+    return Plan(question, arms, reader, record)
 
 
 def one_percent(metric: str, text: TextData) -> float:

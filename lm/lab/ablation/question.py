@@ -32,7 +32,7 @@ TUNED_SETTING = {LEARNING_RATE: "optim.lr_scale"}  # one factor for the peaks of
 MOST_SEEDS = 1000
 NAME = r"[^\W_][\w.-]{0,39}"  # of an arm, and of an ablation; matplotlib leaves _x out of a legend
 NAMES = "a name of letters, digits, dots, - and _ that begins with a letter or digit"
-SEED = "{seed}"  # in an override: the seed of the run
+SEED = "{seed}"  # in init_from: the seed of the run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Question:
     name: str  # name of the ablation; for a question in a file, the name of the file
     question: str  # question that the report answers
     arms: dict[str, list[str]]  # settings that each arm changes, by the name of the arm
-    overrides: list[str] = field(default_factory=list)  # settings of all arms; {seed} becomes the seed of the run
+    overrides: list[str] = field(default_factory=list)  # settings of all arms; {seed} in init_from: seed of the run
     baseline: str  # arm with which the other arms are compared
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> another baseline for this arm
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all

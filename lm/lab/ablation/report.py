@@ -186,8 +186,8 @@ def _start(results: Results) -> str:
     if not loaded:
         return "a seed sets the initialisation and the order of the data"
     who = "all runs continue" if len(loaded) == len(record.arms) else f"the runs of {', '.join(loaded)} continue"
-    fixed = [name for name in loaded if SEED not in record.words(name).get("init_from", "")]
-    given = dict.fromkeys(str(record.arms[name].settings["init_from"]) for name in fixed)
+    paths = (str(record.arms[name].settings["init_from"]) for name in loaded)
+    given = dict.fromkeys(path for path in paths if SEED not in path)
     if not given:
         return f"{who} a trained model, that of their seed; a seed also sets the order of the data"
     models = f"a given model ({', '.join(given)}), so verdicts hold for that model alone"

@@ -23,7 +23,7 @@ from lm.lab.ablation.folder import (
     settings_of_run,
 )
 from lm.lab.ablation.judge import Contrast, alpha_of, judge, score
-from lm.lab.ablation.question import METRICS, SEED, Question
+from lm.lab.ablation.question import METRICS, Question
 from lm.lab.ablation.sentence import percent, sentence
 from lm.lab.ablation.tuning import Ladder
 from lm.system.files import read_csv
@@ -131,9 +131,6 @@ class Results:
         """Return the settings of a run, a row of `runs`, with dotted keys."""
         arm = self.record.arms[run["arm"]]
         settings = arm.settings | settings_of_run(self.question, run["arm"], arm, run["seed"], run["factor"])
-        for key, word in self.record.words(run["arm"]).items():
-            if SEED in word:
-                settings[key] = word.partition("=")[2].replace(SEED, str(settings["seed"]))
         return settings | {"trainer.max_steps": arm.steps or run["steps"]}
 
     def stopped_early(self) -> str:

@@ -71,7 +71,7 @@ def run(args: list[str]) -> int:
 def _answer(ablation: AblateConfig, is_line: bool) -> int:
     """Answer the question, print the results, and return the exit code. Leave a question in a line as a file."""
     question = ablation.ablation  # as it was asked; to compose its arms settles its folds
-    runs, seeded = compose_question(ablation)
+    runs = compose_question(ablation)
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
@@ -93,7 +93,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
 
     folder = Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)
     try:
-        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan, seeded)
+        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
     except BaseException as error:
         if folder.exists():
             error.add_note(RESUMABLE)
