@@ -220,7 +220,7 @@ def test_the_page_is_written_while_the_runs_are_made(lab, instantly, monkeypatch
 
 
 def test_a_call_that_is_killed_at_its_end_leaves_a_folder_that_the_next_one_completes(lab, instantly, monkeypatch):
-    def die(results, is_at_work):
+    def die(results):
         raise KeyboardInterrupt
 
     made = instantly(near)

@@ -36,7 +36,7 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     folder = asked(seeds=[100, 102], seed_offsets={"scaled": 1}, folds=True)
     again = confirmation(folder)
     assert (again["arms"], again["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
-    assert again["seeds"] == [104, 106], "101, 103 and 105 are those of the offset"
+    assert again["seeds"] == [204, 206], "none of 100 to 103, which the first ablation has used"
     assert (again["name"], again["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
     assert again["overrides"] == ["data.path=a.txt"]
     RunFiles(folder / "runs/tied-seed100-0").status.unlink()

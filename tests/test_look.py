@@ -246,9 +246,7 @@ REFUSED = r"""
     403 POST /text | {"Origin": "null"} | {"runs": ["tied"]} -> null
     404 GET /../config.yaml | {} | -> config.yaml
     404 POST / | {} | {} -> /
-    411 POST /text | {"Content-Length": "x"} | -> Content-Length
-    413 POST /text | {"Content-Length": "524289"} | -> at most 524,288
-    415 POST /text | {"Content-Type": "text/plain"} | {"runs": ["tied"]} -> Content-Type
+    400 POST /text | {"Content-Length": "x"} | -> not a question
     400 POST /text | {} | {"runs": ["tied"], "passage": 99} -> passage=100
     400 POST /prompt | {} | -> not a question
     400 POST /prompt | {} | { -> not a question

@@ -92,14 +92,17 @@ def remove_partial(folder: Path) -> None:
     """
     for path in folder.rglob(f"{PARTIAL}*"):
         below = path.relative_to(folder).parents
-        if not any(_is_locked(folder / parent / LOCK) for parent in below if parent != Path()):
+        if not any(is_locked(folder / parent) for parent in below if parent != Path()):
             with suppress(OSError):  # the file may be renamed by now
                 path.unlink()
 
 
-def _is_locked(lock: Path) -> bool:
-    """Return whether a process holds a lock. The kernel releases the lock when the process ends."""
-    with suppress(OSError), open(lock, "r+b") as file:  # there is no lock, or the file system has no locks
+def is_locked(folder: Path) -> bool:
+    """Return whether a process works in the folder of a run or of an ablation, and so holds the lock of the folder.
+
+    The kernel releases the lock when the process ends.
+    """
+    with suppress(OSError), open(folder / LOCK, "r+b") as file:  # there is no lock, or the file system has no locks
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -38,7 +38,7 @@ from lm.lab.ablation.plan import (
     seconds_to_go,
 )
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.report import is_reported, write_report, write_tables
+from lm.lab.ablation.report import write_report, write_tables
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
@@ -76,8 +76,8 @@ def ablate(
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
-        if is_done and (not config.report or is_reported(results)):
-            return results_of(replace(step.record, ended=before.ended), plan.reader) if before else results
+        if before and is_done:
+            return results_of(replace(step.record, ended=before.ended), plan.reader)
         progress = _Progress(plan, config.report)
         write_record(step.record, folder)
         while step.todo:
@@ -87,13 +87,13 @@ def ablate(
             step = next_runs(plan, tries)
             write_record(step.record, folder)
         results = results_of(step.record, plan.reader)
-        if results.is_whole():
-            results.record.ended = now()
         if config.report:
-            write_report(results, is_at_work=False)
+            if results.is_whole():
+                results.record.ended = now()
+            write_report(results)
         else:
             write_tables(results)
-        write_record(results.record, folder)  # last: from now on nothing is left to do
+        write_record(results.record, folder)  # last: with `ended`, nothing is left to do
         return results
 
 
@@ -132,7 +132,7 @@ class _Progress:
         )
         if (start := time.monotonic()) >= self.next_report:
             results = results_of(self.step.record, self.plan.reader)
-            write_report(results, is_at_work=True)
+            write_report(results)
             self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
 

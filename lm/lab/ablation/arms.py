@@ -320,7 +320,6 @@ def _imported(source: Path, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            place = "." * node.level + (node.module or "")
-            base = resolve_name(place, package) if node.level else place
+            base = resolve_name("." * node.level + (node.module or ""), package)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -10,11 +10,9 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass, replace
-from itertools import islice
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -33,7 +31,7 @@ from lm.system.terminal import to_override_value
 
 SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
-FRESH = range(100, 1000)  # seeds of a confirmation
+FRESH = 100  # added to the seeds of a confirmation, or more if these have been used
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
 RESERVED = {
@@ -142,7 +140,10 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             if short != key and {short, key} <= {*content}:
                 raise UserError(f"{short}: is {key}, which is there too")
         content = {SHORT.get(key, key): value for key, value in content.items()}
-        content = {key: _as_lists(kinds.get(key), value) for key, value in content.items()}
+        for key in {"overrides", "primary"} & content.keys():
+            content[key] = _list_of(content[key])
+        if isinstance(arms := content.get("arms"), dict):
+            content["arms"] = {arm: _list_of(words) for arm, words in arms.items()}
         if "seeds" in content:
             content["seeds"] = _seeds(content["seeds"])
         with explaining([], kinds):
@@ -168,19 +169,10 @@ def _seeds(value: Any) -> Any:
     return value
 
 
-def _as_lists(kind: Any, value: Any) -> Any:
-    """Return a value of a file, with lists where its type has them."""
-    origin, kinds = get_origin(kind), get_args(kind)
-    if kind == list[int]:
-        return value  # seeds, of which a number means how many
-    if origin is list and not isinstance(value, list | dict):
-        return [] if value is None else [value]
-    if origin is UnionType and value is not None:
-        return _as_lists(kinds[0], value)
-    if isinstance(value, dict) and (origin is dict or is_dataclass(kind)):
-        of = kinds_of(kind) if is_dataclass(kind) else dict.fromkeys(value, kinds[1])
-        return {key: _as_lists(of.get(key), item) for key, item in value.items()}
-    return value
+def _list_of(value: Any) -> Any:
+    if value is None:
+        return []
+    return value if isinstance(value, list | dict) else [value]
 
 
 def choose(question: QuestionFile) -> list[str]:
@@ -239,15 +231,14 @@ def confirmation(source: Path) -> QuestionFile:
     pairs, arms = question.pairs(), [*question.primary_arms()]
     while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    seeds, first_fold = [*islice(_fresh(question), len(question.seeds))], 0.0
+    shift = max(FRESH, 1 + max(question.seeds) + max(question.seed_offsets.values(), default=0))
+    seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
     if question.folds:
         n, n_folds = len(seeds), round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
         first_fold = math.ceil(question.first_fold) + n  # parts that have not been used
         if first_fold + n > n_folds:
             first_fold = 0.0 if question.first_fold % 1 else 0.5
             seeds = seeds[: n_folds - math.ceil(first_fold)]
-    if not seeds:
-        raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used")
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
     asked: QuestionFile = asdict(question) | {"contrasts": {}, "looks": []}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
@@ -259,17 +250,6 @@ def confirmation(source: Path) -> QuestionFile:
         "first_fold": float(first_fold),
         "overrides": record.common(),
     }
-
-
-def _fresh(question: Question) -> Any:
-    """Yield seeds that are unused, also with the offsets of the arms."""
-    offsets = {0, *question.seed_offsets.values()}
-    taken = {seed + offset for seed in question.seeds for offset in offsets}
-    for seed in FRESH:
-        own = {seed + offset for offset in offsets}
-        if own.isdisjoint(taken):
-            taken |= own
-            yield seed
 
 
 # --- the configurations of the arms

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 
 import pandas as pd
@@ -62,11 +61,9 @@ def compare(
     config = compose("ablate", own, AblateConfig)
     question = config.ablation
     runs = compose_question(config)
-    paths = {"text": text, "output_dir": output_dir}
-    given: dict[str, object] = {key: None if path is None else str(path) for key, path in paths.items()}
-    given |= {"seeds": seeds, "margin": margin, "overrides": [*overrides], "tune": tune}
-    call = ", ".join([repr(change), *(f"{key}={value!r}" for key, value in given.items() if value is not None)])
-    results = ablate(config, runs, f"compare({call})")
+    file, folder = (None if path is None else str(path) for path in (text, output_dir))
+    call = f"{change!r}, text={file!r}, seeds={seeds}, margin={margin}, overrides={[*overrides]}, output_dir={folder!r}"
+    results = ablate(config, runs, f"compare({call}, tune={tune})")
     write_question(question, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 
@@ -85,9 +82,6 @@ def judge(
 
     with error_prefix("frame"):
         require(isinstance(frame, pd.DataFrame), f"is a {type(frame).__name__}", "a frame of pandas")
-        is_number = isinstance(margin, Real | None) and not isinstance(margin, bool)
-        require(is_number, f"margin={margin!r}", "a number")
-        require(isinstance(higher, bool), f"higher={higher!r}", "True or False")
         results = judged(checked_rows(frame), None if baseline is None else str(baseline), margin, higher)
     return _answer(results, contrasts_of({"": results}), None)
 

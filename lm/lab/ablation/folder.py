@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -94,10 +96,6 @@ class AblationRecord:
     def common(self) -> list[str]:
         """Return the overrides of all arms. What was typed replaces what the question says."""
         return [*by_key([*self.question.overrides, *self.overrides]).values()]
-
-    def words(self, arm: str) -> dict[str, str]:
-        """Return the overrides of an arm by their keys."""
-        return by_key([*self.common(), *self.arms[arm].overrides])
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
@@ -201,17 +199,6 @@ def existing_record(folder: Path, config: AblateConfig) -> AblationRecord | None
             reason = f"holds another ablation, with finished runs of {arm} (the difference: {difference})"
             raise UserError(f"output_dir={folder}: {reason}; name another output_dir")
     return record
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a process works in the folder of an ablation or of a run."""
-    if not os.access(folder / LOCK, os.W_OK):
-        return False
-    try:
-        with filelock.FileLock(folder / LOCK, blocking=False):
-            return False
-    except OSError as error:  # on a file system without locks nobody works
-        return isinstance(error, filelock.Timeout)
 
 
 def lock_output_dir(folder: Path) -> AbstractContextManager[object]:
@@ -380,12 +367,10 @@ class RunReader:
     @cached_property
     def curves(self) -> dict[str, list[dict[str, str]]]:
         """The rows of curves.csv by run."""
-        curves: dict[str, list[dict[str, str]]] = {}
-        with reading(self.folder / "curves.csv"):
-            path = self.folder / "curves.csv"
-            for row in read_csv(path) if path.exists() else ():
-                curves.setdefault(row["run_dir"], []).append(row)
-        return curves
+        path = self.folder / "curves.csv"
+        with reading(path):
+            rows = read_csv(path) if path.exists() else []
+            return {run_dir: [*own] for run_dir, own in groupby(rows, itemgetter("run_dir"))}
 
     def lines(self, run_dir: str) -> list[dict[str, str]]:
         """Return the whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""

@@ -8,7 +8,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.lab.ablation import figures
-from lm.lab.ablation.folder import COLUMNS, IN_MEMORY, RunFiles, is_locked, plain
+from lm.lab.ablation.folder import COLUMNS, IN_MEMORY, RunFiles, plain
 from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, METRICS, RUN_METRICS, SEED
 from lm.lab.ablation.results import POINT, Results
 from lm.lab.ablation.sentence import how_many, margin_in_words, percent
@@ -25,7 +24,7 @@ from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render
-from lm.system.files import json_sha256, read_json, write_text
+from lm.system.files import is_locked, write_text
 from lm.system.terminal import duration, format_table, printable, signed
 
 SCHEMA_VERSION = 2  # of report.json
@@ -36,18 +35,12 @@ ALT = {  # what is read aloud in place of a figure
 }
 FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
-RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
+RECORDED = ("designs", "command", "machine", "threads", "workers", "python", "versions")
 
 
-def write_report(results: Results, is_at_work: bool | None = None) -> None:
-    """Write the report into the folder of the ablation.
-
-    `is_at_work`: whether a process makes runs there and writes the page again; by default, whether one holds the lock.
-    """
-    folder = results.folder
-    content = describe(results, report_warnings(results))
-    content["is_refreshed"] = content["is_running"] and (is_locked(folder) if is_at_work is None else is_at_work)
-    write_pages(folder, results, content, FIGURES)
+def write_report(results: Results) -> None:
+    """Write the report into the folder of the ablation."""
+    write_pages(results.folder, results, describe(results, report_warnings(results)), FIGURES)
     if results.frozen is None:  # else its files stay as they were committed
         write_tables(results)
 
@@ -58,27 +51,8 @@ def write_tables(results: Results) -> None:
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
         curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
         write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
-    write_text(folder / "results.csv", _rows(results))
-
-
-def _rows(results: Results) -> str:
-    """Return the content of results.csv."""
     columns = [key for key in COLUMNS if key in results.runs and key not in IN_MEMORY]
-    return str(results.runs[columns].to_csv(index=False, lineterminator="\n"))
-
-
-def is_reported(results: Results) -> bool:
-    """Return whether the report in the folder is of this design and of these runs."""
-    with suppress(OSError, ValueError):
-        written = read_json(results.folder / "report.json")
-        is_same = all(written.get(key) == value for key, value in _identity(results).items())
-        return is_same and (results.folder / "report.html").exists()
-    return False
-
-
-def _identity(results: Results) -> dict[str, Any]:
-    """Return what tells a report from the report of another design or of other runs."""
-    return {"designs": results.record.designs, "rows_sha256": json_sha256(_rows(results))}
+    write_text(folder / "results.csv", results.runs[columns].to_csv(index=False, lineterminator="\n"))
 
 
 def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: Sequence[Any]) -> None:
@@ -104,9 +78,7 @@ def _html(results: Results, content: dict[str, Any], svg: dict[str, str]) -> str
 
 def html_report(results: Results) -> str:
     """Return report.html as it would be written now, for a page that is looked at while runs go on."""
-    content = describe(results, report_warnings(results))
-    content["is_refreshed"] = content["is_running"] and is_locked(results.folder)
-    return _html(results, content, _figures(results, FIGURES))
+    return _html(results, describe(results, report_warnings(results)), _figures(results, FIGURES))
 
 
 def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
@@ -125,7 +97,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "basis": dict(_basis(results)),
         "is_running": is_running,
-        "is_refreshed": False,
+        "is_refreshed": is_running and is_locked(results.folder),  # a process makes runs, and writes the page again
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
         "unit": results.unit,
         "metric_name": METRICS[question.metric].words,
@@ -141,7 +113,6 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "without_result": [*_without_result(results, without)],
         "facts_of_runs": dict(_facts(results)),
         "commands": _commands(results),
-        **_identity(results),
         **{key: getattr(record, key) for key in RECORDED},
     }
 

@@ -107,9 +107,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
         if not ablation.json:
             words = shlex.join([str(path), f"output_dir={results.folder}"])
             print(f"the question is a file, to be edited and asked again: {words}")
-    if not results.is_whole():
-        return 1
-    return verdict_code(results) if is_verdict else 0
+    return verdict_code(results) if is_verdict else int(not results.is_whole())
 
 
 # --- words to a question

@@ -1,7 +1,5 @@
 """Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
 
-import os
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,13 +39,7 @@ SCHEMA = ExportConfig
 
 def run(args: list[str]) -> None:
     words, others = split_words(args, ExportConfig)
-    for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
-        kind = FORMAT_NAMES.get(word.lower().rpartition(".")[2])
-        meant = [f"format={kind}"] * (kind is not None) + [f"output_dir={word.partition('.')[0] if kind else word}"]
-        raise UserError(f"{word}: is no run; did you mean {shlex.join(meant)}?")
     config = parse(ExportConfig, with_folders(words, others))
-    if (folder := Path(config.output_dir)).suffix in (".html", ".gguf"):
-        raise UserError(f"output_dir={folder}: is the name of a file, expected a folder, as output_dir={folder.stem}")
     run_dir, *further = runs_of(config.run_dir)
     if further:
         raise UserError(f"run_dir={config.run_dir}: names {1 + len(further)} runs, expected one")

@@ -38,21 +38,15 @@ def run(args: list[str]) -> int:
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
         return _judge(config)
-    key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
-    path = Path(str(config.run_dir or config.output_dir))
-    if not path.is_dir():  # importing the rest takes seconds
-        raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
-    if config.run_dir is not None and not (path / "config.yaml").exists():
-        raise UserError(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
     if config.run_dir is not None:
         from lm.lab.runs.page import write_page
 
-        print(write_page(path, asdict(compose("train", [], RunConfig))))
+        print(write_page(Path(config.run_dir), asdict(compose("train", [], RunConfig))))
         return 0
     from lm.lab.ablation.report import write_report
     from lm.lab.ablation.results import read_results
 
-    results = read_results(path)
+    results = read_results(Path(str(config.output_dir)))
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     write_report(results)
     print_results(results, config.json)

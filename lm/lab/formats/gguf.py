@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lm.config import ModelConfig
-from lm.data.tokenizer import BYTES, Tokenizer
+from lm.data.tokenizer import Tokenizer
 from lm.errors import UserError
 from lm.lab.formats.huggingface import ARCHITECTURES, Architecture, architecture_of, matrices
-from lm.lab.formats.output import check_finite, new_folder
+from lm.lab.formats.output import check_finite, is_byte_level, new_folder
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 
@@ -100,11 +100,8 @@ def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelC
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Return tokens, types and merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
     layout = json.loads(tokenizer.to_json())
-    model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
-    is_gpt2 = layout["normalizer"] is None and layout["pre_tokenizer"] == gpt2
-    # llama.cpp looks for added tokens in another order, but for special ones, which no text produces
-    are_special = all(token["special"] for token in layout["added_tokens"])
-    if not (is_gpt2 and are_special) or model.get("ignore_merges") or not model.get("merges"):
+    model = layout["model"]
+    if not is_byte_level(layout) or not model["merges"]:
         raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
     words = {number: (word, NORMAL) for word, number in model["vocab"].items()}
     words |= {token["id"]: (token["content"], CONTROL) for token in layout["added_tokens"]}

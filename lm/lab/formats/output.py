@@ -1,12 +1,16 @@
 """What all formats share: the folder that an export writes, and the check that no number became infinite."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tokenizers import pre_tokenizers
 from torch import nn
 
+from lm.data.tokenizer import BYTES
 from lm.errors import UserError
 from lm.system.files import remove_partial
 
@@ -29,6 +33,20 @@ def new_folder(output_dir: str | Path) -> Iterator[Path]:
     remove_partial(folder)
     yield folder
     (folder / UNFINISHED).unlink()
+
+
+def is_byte_level(layout: dict[str, Any]) -> bool:
+    """Return whether a tokenizer.json is plain byte-level BPE with all bytes, as this project makes it."""
+    model = layout["model"]
+    return (
+        layout["normalizer"] is None
+        and layout["pre_tokenizer"] == json.loads(BYTES.__getstate__())
+        and (layout["decoder"] or {}).get("type") == "ByteLevel"
+        and "merges" in model
+        and not any(model.get(key) for key in ("ignore_merges", "end_of_word_suffix", "continuing_subword_prefix"))
+        and model["vocab"].keys() >= {*pre_tokenizers.ByteLevel.alphabet()}
+        and all(token["special"] for token in layout["added_tokens"])  # no text produces these
+    )
 
 
 def check_weights(net: nn.Module) -> None:

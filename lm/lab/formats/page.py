@@ -14,9 +14,9 @@ from markupsafe import Markup
 from tokenizers import pre_tokenizers
 
 from lm.data.text import ANYWHERE
-from lm.data.tokenizer import BYTES, Tokenizer
+from lm.data.tokenizer import Tokenizer
 from lm.errors import UserError
-from lm.lab.formats.output import check_finite, new_folder
+from lm.lab.formats.output import check_finite, is_byte_level, new_folder
 from lm.lab.report.pages import render, script_hash
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer
@@ -97,26 +97,12 @@ def _tensors(net: Transformer, dtype: str) -> Iterator[tuple[str, str, Markup]]:
         yield name, chosen, Markup(base64.b64encode(values.tobytes()).decode())
 
 
-def _is_byte_level(layout: dict[str, Any]) -> bool:
-    """Return whether a tokenizer.json is plain byte-level BPE with all bytes, as this project makes it."""
-    model = layout["model"]
-    return (
-        layout["normalizer"] is None
-        and layout["pre_tokenizer"] == json.loads(BYTES.__getstate__())
-        and (layout["decoder"] or {}).get("type") == "ByteLevel"
-        and "merges" in model
-        and not any(model.get(key) for key in ("ignore_merges", "end_of_word_suffix", "continuing_subword_prefix"))
-        and model["vocab"].keys() >= {*pre_tokenizers.ByteLevel.alphabet()}
-        and all(token["special"] for token in layout["added_tokens"])
-    )
-
-
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what `readTokenizer` of model.js takes. Raises UserError for a tokenizer of another kind."""
     layout = json.loads(tokenizer.to_json())
     model, vocab = layout["model"], layout["model"]["vocab"]
     is_char = model["type"] == "WordLevel" and tokenizer.cut is ANYWHERE and layout["decoder"] == {"type": "Fuse"}
-    if not is_char and not _is_byte_level(layout):
+    if not is_char and not is_byte_level(layout):
         raise UserError("format=page: this tokenizer cannot be carried; expected that of tokenizer=bpe, byte or char")
     names = {token["id"]: token["content"] for token in layout["added_tokens"]}  # all of them special
     words = {number: word for word, number in vocab.items() if number not in names}

@@ -1,6 +1,6 @@
 """What the score of a text consists of: the loss by the frequency of the target."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -10,12 +10,6 @@ from lm.data.batches import IGNORED
 
 BANDS = 5  # of frequency
 CHUNK = 1 << 22  # tokens counted at a time
-
-
-class Measure(Protocol):
-    """Sums over the targets of a text, given in pieces: logits (N, V); targets (N,), IGNORED where there is none."""
-
-    def add(self, logits: Tensor, targets: Tensor) -> None: ...
 
 
 class NLLByTarget:

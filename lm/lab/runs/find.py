@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,18 +44,8 @@ def find_runs(folder: Path) -> list[FoundRun]:
         raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
     if not (places := folders_with(MARKS, folder)):
         raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
-    results = {name: (place / "result.json") for name, place in places.items()}
-    first = {_identity(path): name for name, path in reversed(results.items())}  # a run that is linked is listed once
-    own = {name: place for name, place in places.items() if first[_identity(results[name])] == name}
-    bar = tqdm(own.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
+    bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
     return [read_run(place, name) for name, place in bar]
-
-
-def _identity(path: Path) -> tuple[int, int] | Path:
-    """Return what identifies a file under any name, or the path of a file that is not there."""
-    with suppress(OSError):
-        return path.stat().st_dev, path.stat().st_ino
-    return path
 
 
 def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:

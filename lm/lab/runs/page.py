@@ -33,7 +33,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     """
     run = read_run(run_dir, run_dir.resolve().name)
     if run.status == "broken":
-        raise UserError(run.note)
+        raise UserError(f"run_dir={run_dir}: {run.note}")
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
     svg = as_svg(draw_curves, curves, (result.get("best") or {}).get("step"))
     by_role = result["n_params_by_role"].items() if result else ()

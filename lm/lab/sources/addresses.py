@@ -4,16 +4,14 @@ import errno
 import hashlib
 import io
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.paths import BLOCK, COMPRESSED, extension, named, open_file
+from lm.data.paths import COMPRESSED, extension, named, open_file
 from lm.errors import UserError
 from lm.system.files import scratch_folder
 
-RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
+RANGE = 1 << 22  # bytes that the Hub is asked for at a time
 HTTP = ("http://", "https://")
 TIMEOUT = 30.0  # seconds without an answer or a byte
 CACHE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
@@ -48,21 +46,18 @@ def downloaded(url: str, cache: Path, key: str = "data.path", downloads: bool = 
     return file
 
 
-def open_anywhere(file: Path | str, seekable: bool = False) -> IO[bytes]:
-    """Open a local file (a Path) or a file at an address, decompressed as its name says."""
+def open_anywhere(file: Path | str) -> IO[bytes]:
+    """Open a local file (a Path), or a file of the Hub, of which parts are downloaded as they are read.
+
+    The file is decompressed as its name says.
+    """
     if isinstance(file, Path):
         return open_file(file)
     from fsspec.utils import infer_compression
 
     filesystem, path = _filesystem(file)
-    is_http = file.startswith(HTTP)  # not every server sends parts of a file
-    compression = infer_compression(file.partition("?")[0] if is_http else path)
-    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression=compression)
-    if seekable and is_http:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
-        shutil.copyfileobj(stream, copy, BLOCK)
-        return copy
-    return stream if seekable else io.BufferedReader(stream, BLOCK)
+    stream = filesystem.open(path, "rb", block_size=RANGE, compression=infer_compression(path))
+    return io.BufferedReader(stream)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:

@@ -113,50 +113,37 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
     """Yield rows in which every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
     In a .tsv file a quote is a character as any other, as text/tab-separated-values has it. A row has as many cells as
-    the header, and empty ones at its end if every row has them. Raises UserError.
+    the header, and maybe empty ones at its end. Raises UserError.
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
-    columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
+    is_tsv, line = extension(file) == ".tsv", 1  # at which the next row begins
+    dialect: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
     with open_anywhere(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
-        is_tsv = extension(file) == ".tsv"
-        reader = csv.reader(lines, strict=True)
-        if is_tsv:
-            reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.DictReader(lines, strict=True, **dialect)
         try:
-            for cells in reader:
-                is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
-                if not columns and not is_blank:
-                    columns = cells
-                    if len(cells) == 1 and ";" in cells[0]:
-                        raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
-                    _check_column(column, columns)
-                elif not is_blank:
-                    if number == 0:
-                        n_cells = max(len(columns), len(cells))
-                    is_longer = any(cells[len(columns) :])
-                    if is_longer or len(cells) != n_cells:
-                        what = f"expected {len(columns) if is_longer else n_cells} cells, found {len(cells)}"
-                        advice = "quote a text that holds a comma or a line break"
-                        advice = "a cell holds no tab and no line break" if is_tsv else advice
-                        raise UserError(f"{file}: row {number} (line {line}): {what}; {advice}")
-                    yield dict(zip(columns, cells, strict=False))
-                    number += 1
-                line = reader.line_num + 1
+            if not (columns := rows.fieldnames):
+                raise UserError(f"{file}: is empty; expected a line with the names of the columns")
+            if len(columns) == 1 and ";" in columns[0]:
+                raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
+            _check_column(column, columns)
+            line = rows.line_num + 1
+            for row in rows:
+                if None in row.values() or any(row.get(None) or ()):  # fewer cells, or more
+                    advice = "quote a text that holds a comma or a line break"
+                    advice = "a cell holds no tab and no line break" if is_tsv else advice
+                    raise UserError(f"{file}: line {line}: expected {len(columns)} cells; {advice}")
+                yield row
+                line = rows.line_num + 1
         except csv.Error as error:
             advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
-            raise UserError(f"{file}: row {number} (line {line}): not CSV ({error}); {advice}") from error
-    if not columns:
-        raise UserError(f"{file}: is empty; expected a line with the names of the columns")
+            raise UserError(f"{file}: line {line}: not CSV ({error}); {advice}") from error
 
 
 def _parquet_rows(file: Path | str, column: str) -> Rows:
     """Yield rows of one column, and read no other column. Threads of Arrow would keep Ctrl-C from being heard."""
     from pyarrow.parquet import ParquetFile
 
-    with (
-        open_anywhere(file, seekable=True) as content,
-        ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table,
-    ):
+    with open_anywhere(file) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
         _check_column(column, table.schema_arrow.names)
         for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
             yield from batch.to_pylist()
