@@ -7,7 +7,6 @@ them and `differing_keys` compares them.
 This module imports no torch, so that a wrong setting is refused within a second.
 """
 
-import errno
 import hashlib
 import json
 import math
@@ -24,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.errors import (
     UserError,
     expand_paths,
+    expanded,
     first_line,
     require,
     require_choice,
@@ -54,7 +54,6 @@ CLASSES = {
     "model.ffn": FFNS,
     "model.position": POSITIONS,
 }
-MAX_LAYERS = 10_000  # more layers take minutes to build
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +102,6 @@ class ModelConfig:
         require_min(1, "model.", self, *counts, "lora_rank")
         require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         require_positive("model.", self, "rope_theta", "norm_eps", "lora_alpha")
-        require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         setting = f"model.attention_bias={self.attention_bias}"
         require(self.attention_bias in (None, False, True, "qkv"), setting, "true, false, qkv or null")
@@ -326,12 +324,8 @@ class DataConfig:
 
     @property
     def cache(self) -> Path:
-        """Return the folder that cache_dir names. Raises PermissionError if no home is known."""
-        path = os.path.expanduser(self.cache_dir)
-        if path.startswith("~/"):
-            advice = "no home is known; data.cache_dir=DIR keeps the tokens elsewhere"
-            raise PermissionError(errno.EACCES, advice, path)
-        return Path(path)
+        """Return the folder that cache_dir names. Raises UserError if no home is known."""
+        return Path(expanded(self.cache_dir, "data.cache_dir"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -595,13 +589,6 @@ REQUESTED = (
     "trainer.max_epochs",
     "max_minutes",
 )
-# The values of settings that leave the decision to the machine.
-OPEN: dict[str, tuple[Any, ...]] = {
-    "trainer.accelerator": ("auto",),
-    "trainer.precision": ("auto",),
-    "loss": ("auto",),
-    "threads": (None,),
-}
 HASHES = ("data_hash", "tokenizer_hash")
 LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
 LENGTH = (*LENGTHS, "max_tokens")  # settings of how long a run is, as typed; a record has max_tokens as steps
@@ -707,7 +694,7 @@ def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]
 
 def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:
     value = now.get(key)
-    if value in OPEN.get(key, ()):
+    if key in REQUESTED and value in ("auto", None):  # the decision is left to the machine
         return True
     if (key, value) == ("trainer.accelerator", "gpu"):  # a GPU of NVIDIA or of Apple
         return before[key] != "cpu"

@@ -149,11 +149,11 @@ def own_text(run_dir: Path) -> OwnText:
     return config, tokenizer, hashes
 
 
-def own_data(run_dir: Path, bar: bool = False) -> tuple[TextData, DataConfig]:
+def own_data(run_dir: Path) -> tuple[TextData, DataConfig]:
     """Return the text of a run. Download nothing, because only the files of a run name the text. Raises UserError."""
     config, tokenizer, hashes = own_text(run_dir)
     trained = run_dir / "model/tokenizer.json"
-    data = prepare(config, tokenizer, not bar, trained, downloads=False)
+    data = prepare(config, tokenizer, trained, downloads=False)
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}")

@@ -61,7 +61,6 @@ def lines(table):
 
 REFUSED = """
     model.n_layers=0
-    model.n_layers=100000000
     model.d_model=0
     model.n_heads=0
     model.n_kv_heads=0

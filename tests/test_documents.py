@@ -104,20 +104,20 @@ def test_a_traced_loss_has_the_mask(name):
 
 
 @pytest.mark.parametrize("position", ["rope", "learned"])
-def test_decoding_is_the_same_in_every_way_across_separators(position):
-    """Beyond end of text and past the context: uncached, cached, in a batch."""
+def test_decoding_of_a_document_is_the_same_in_every_way(position):
+    """Up to end of text and past the context: uncached, cached, in a batch."""
     net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 26
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(8, (length,), generator=generator).tolist() for length in (1, 12, 24, 40)]
-    separator = int(np.bincount(np.ravel(tokens(net, prompts, n))).argmax())  # a token that the model writes often
-    net.document_separator = separator
-    prompts[2][5] = prompts[3][30] = separator
-    expected = [by_definition(net, prompt, n) for prompt in prompts]
-    assert np.count_nonzero(np.array(expected) == separator) > 3
-    assert tokens(net, prompts, n) == expected
-    assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
-    net.document_separator = None
-    assert tokens(net, prompts, n) != expected, "the comparison sees a missing mask"
+    prompts = [torch.randint(1, 8, (length,), generator=generator).tolist() for length in (1, 12, 24, 40)]
+    net.document_separator = 0
+
+    def document(ids):
+        return ids[: ids.index(0) + 1] if 0 in ids else ids
+
+    expected = [document(by_definition(net, [0, *prompt], n)) for prompt in prompts]
+    assert {len(ids) < n for ids in expected} == {True, False}, "a document that ends and one that does not"
+    assert [document(ids) for ids in tokens(net, [[0, *prompt] for prompt in prompts], n)] == expected
+    assert [document(tokens(net, [[0, *prompt]], n)[0]) for prompt in prompts] == expected
 
 
 # --- a run

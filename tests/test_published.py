@@ -212,7 +212,7 @@ def test_a_sweep_ends_with_a_column_for_what_was_swept_and_a_row_for_each_set_of
 def test_the_readme_shows_a_figure_of_its_recipe():
     """Within twice the spread of seeds, and what bf16 instead of fp32 changes."""
     readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/own-text.md").read_text()
-    (recipe,) = re.findall(r"^reading my\.txt .*(experiment=\w+)", readme, re.M)
+    (recipe,) = re.findall(r"^my\.txt has .*(experiment=\w+)", readme, re.M)
     ((bits, ngram),) = re.findall(r"^bits per byte +([\d.]+) \(n-gram ([\d.]+)\)", readme, re.M)
     ((mean_bits, baseline),) = re.findall(rf"^\| `train.py {recipe} .*?(\d\.\d+) \| (\d\.\d+) \| 7", page, re.M)
     ((_, losses),) = (LATEST[settings] for settings in RECIPES if settings.split()[0] == recipe and "FILE" in settings)

@@ -11,11 +11,11 @@ from conftest import ROOT
 
 from lm.lab.ablation import figures
 from lm.lab.ablation.report import describe, write_report
-from lm.lab.ablation.results import curve_table, read_results
+from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
 from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
-from tests.helpers.ablation_folder import ARMS, CRACK, METRICS, WHOLE, Page, lines, make, numbers, write
+from tests.helpers.ablation_folder import ARMS, CRACK, Page, make, numbers
 from tests.helpers.ablations import draw_nothing
 
 STUDIES = sorted(path.parent for path in (ROOT / "docs/studies").rglob("contrasts.csv"))
@@ -90,19 +90,6 @@ def test_losses_of_different_texts_have_no_mean(tmp_path, monkeypatch):
     path = make(tmp_path, folds=True)
     assert [arm["scores"] for arm in numbers(path)["arms"]] == [{}] * 4
     assert "Scores" not in Page(path).headings
-
-
-def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that_is_compared(tmp_path):
-    found = read_results(make(tmp_path, report=False))
-    for run_dir in found.reported.run_dir[found.reported.arm == "untied"]:
-        points = (400, 3.6, 9), (800, 3.4, 9), (900, 3.7, 9), (1000, 3.9, WHOLE)
-        rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, tokens) for step, loss, tokens in points]
-        write(tmp_path / run_dir / "metrics.csv", lines(METRICS, *rows))
-    found.record.arms["untied"].settings["checkpoint.best"] = True
-    curve = curve_table(found.curves_shown, "untied")
-    assert curve.iloc[:3].mean(axis=1).tolist() == pytest.approx([3.6, 3.4, 3.4])
-    scores = found.runs[found.runs.arm == "untied"].set_index("seed").val_loss
-    assert curve.iloc[-1].tolist() == scores[curve.columns].tolist(), "not 3.9, that of the last model"
 
 
 def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full):

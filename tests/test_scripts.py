@@ -165,7 +165,7 @@ def test_the_first_line_comes_before_what_takes_seconds(cwd):
     """In a second of an idle core; the limit is of the time that the process has had, without pytest --cov."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
     with start("train", "my file.txt", cwd=cwd, env=env, stderr=subprocess.PIPE) as process:
-        assert process.stderr.readline().startswith("reading my file.txt (9 kB): experiment=")
+        assert process.stderr.readline().startswith("my file.txt has 9 kB: experiment=")
         assert sum(psutil.Process(process.pid).cpu_times()[:2]) < 2
         process.kill()
 

@@ -176,9 +176,8 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
 
 NOTICED = [  # file, content, and what is said of it
     ("t.txt", b"text\n", ""),
-    ("t.csv", b"text,n\na,1\n", "looks like a table; data=csv"),
-    ("t.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0), "looks like a table; data=json"),
-    ("t.txt", b'{"text": "a"}\n', "looks like a table; data=json"),
+    ("t.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0), "looks like JSON; data=json"),
+    ("t.txt", b'{"text": "a"}\n', "looks like JSON; data=json"),
     ("t.txt", b"\n<!DOCTYPE html>\n<html><p>Some text", "looks like a web page"),
 ]
 

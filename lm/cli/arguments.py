@@ -7,13 +7,13 @@ a run and a resume treat the recipe like any override.
 
 import difflib
 import glob
+import logging
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
@@ -24,8 +24,8 @@ from lm.cli import command_line
 from lm.config import LENGTH, RECIPES, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
-from lm.errors import UserError, expanded, reading
-from lm.system.files import is_run, read_yaml
+from lm.errors import UserError, expanded, first_line
+from lm.system.files import is_run
 
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
@@ -67,16 +67,8 @@ NAMES = {
     "temp": "temperature",
     "vocab": "tokenizer.vocab_size",
 }
-EXPECTED = {
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
-    str: "text",
-    list: "a list such as [a,b]",
-    dict: "names with values such as {a: b}",
-    NoneType: "null",
-}
 Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
+log = logging.getLogger(__name__)
 
 
 def kinds_of(schema: Any, prefix: str = "") -> Kinds:
@@ -134,18 +126,6 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
     return shlex.quote(f"{key}={value or 'VALUE'}")
 
 
-def wrong_value(override: str, kinds: Kinds) -> str:
-    """Return the line about a value of another type than the type of the setting.
-
-    >>> wrong_value("temperature=0,7", {"temperature": float})
-    'temperature=0,7: expected a number'
-    """
-    kind = kinds.get(key_of(override))
-    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group") for part in parts)
-    return f"{override}: expected {expected}"
-
-
 # --- flat commands: generate, evaluate and the like, which read no YAML files
 
 
@@ -181,7 +161,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
             node[key] = OmegaConf.create(f"value: {text}").value
             values[key] = OmegaConf.to_container(node)[key]  # type: ignore[index,call-overload]
         except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise UserError(wrong_value(arg, kinds)) from error
+            raise UserError(f"{arg}: {first_line(error)}") from error
     for item in fields(schema):
         is_required = item.default is MISSING and item.default_factory is MISSING
         if is_required and item.name not in values:
@@ -276,16 +256,13 @@ def with_text(words: Words) -> list[str]:
     keys = [key_of(override) for override in words.overrides]
     if not words.bare:
         return words.overrides
+    for word in words.bare:
+        if not is_text(word):
+            raise UserError(unknown_word(word))
     path, *others = words.bare
-    for other in others:
-        if not is_text(other):
-            raise UserError(unknown_word(other))
+    if others or "data.path" in keys:
         advice = "several files are one text as a folder or a glob in quotes; data.val_path=FILE is for validation"
-        raise UserError(f"{other}: is a second text; {advice}")
-    if "data.path" in keys:
-        raise UserError(f"{path}: is a second text beside data.path")
-    if not is_text(path) and not _is_text_of_run(path, words.overrides):
-        raise UserError(unknown_word(path))
+        raise UserError(f"{words.bare[-1]}: is a second text; {advice}")
     if is_run(Path(path)):
         raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
     settings = [f"data.path={path}"] if "data" in keys else text_settings(path)
@@ -308,26 +285,14 @@ def unknown_word(word: str) -> str:
     return f"{word}: no such file, folder or glob; {advice}"
 
 
-def _is_text_of_run(path: str, overrides: Sequence[str]) -> bool:
-    """Return whether a text that may be gone is the text of the run that run_dir names."""
-    for override in overrides:
-        if key_of(override) != "run_dir":
-            continue
-        folder = Path(expanded(override.partition("=")[2], "run_dir"))
-        if is_run(folder):
-            with reading(folder / "config.yaml"):
-                return bool(read_yaml(folder / "config.yaml")["data"]["path"] == path)
-    return False
-
-
 def split_values(override: str) -> list[str]:
     """Return the values of an override, several in a sweep. Commas in an existing path do not separate values."""
     value = override.partition("=")[2]
     return [value] if os.path.exists(value) else value.split(",")
 
 
-def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | None, dict[str, str]]:
-    """Return the recipe for the text that overrides name, if they choose none, and a line about it for each text.
+def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
+    """Return the recipe for the text that overrides name, if they choose none. Say which one, with the size.
 
     experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
     and a logger do not. Raises UserError for a text that is too small or texts that differ.
@@ -335,27 +300,20 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
     given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
     if given.get("trainer") == ["overfit"]:  # the dropout of a recipe would keep the loss from falling to zero
-        return None, {}
+        return None
     kind = given.get("data", [""])[0]
     paths = given.get("data.path", [])
     absent = [path for path in paths if not os.path.exists(path)]
     is_computed = any("${" in path or FUNCTION.match(path) for path in absent)  # by Hydra
     if decided & given.keys() or is_computed or kind not in ("text", "json", "csv", "parquet"):
-        return None, {}
+        return None
     settings: dict[str, Any] = {
         key: given[f"data.{key}"][0] for key in ("column", "cache_dir") if f"data.{key}" in given
     }
     limits = [int(limit) for limit in given.get("data.max_bytes", ()) if re.fullmatch(r"[0-9]+(_[0-9]+)*", limit)]
     recipes: dict[str, str] = {}  # a text with its limit -> recipe
-    notes: dict[str, str] = {}
     for path in paths:
-        try:
-            whole = text_size(DataConfig(source=kind, path=path, **settings), limit=max(RECIPES) + 1)
-        except UserError:
-            run_dir = given.get("run_dir", [""])[0]
-            if run_dir and is_run(Path(expanded(run_dir, "run_dir"))):
-                return None, {}  # a finished run is shown without its text
-            raise
+        whole = text_size(DataConfig(source=kind, path=path, **settings), limit=max(RECIPES) + 1)
         for limit in limits or [whole]:
             size = min(whole, limit)
             if size < MIN_BYTES:
@@ -363,11 +321,11 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> tuple[str | 
                 advice = "; experiment=none tokenizer=char trains on it all the same" if is_enough else ""
                 raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more{advice}")
             recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
-            notes[expanded(path, "data.path")] = f"{path} ({_in_words(size)}): experiment={recipe_of(size)}"
+            log.info("%s has %s: experiment=%s", path, _in_words(size), recipe_of(size))
     if len({*recipes.values()}) > 1:
         listed = ", ".join(f"{text} experiment={name}" for text, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
-    return next(iter(recipes.values()), None), notes
+    return next(iter(recipes.values()), None)
 
 
 def _loads(override: str) -> bool:
@@ -447,14 +405,14 @@ def _needs_quotes(text: str, words: Sequence[str], is_path: bool = False) -> boo
     return is_path or text.lower() in words or bool(NUMBER.fullmatch(text)) or not UNQUOTED.fullmatch(text)
 
 
-def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of train for Hydra, and for each text a line about its recipe. Raises UserError.
+def hydra_words(args: Sequence[str], kinds: Kinds) -> list[str]:
+    """Return the arguments of train for Hydra, with the recipe of the text. Raises UserError.
 
     >>> hydra_words(["experiment=none", "seed=1"], {"seed": int})
-    (['experiment=none', 'seed=1'], {})
+    ['experiment=none', 'seed=1']
     """
     if is_completion(args):
-        return [*args], {}
+        return [*args]
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
@@ -468,6 +426,6 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], dict[str,
         is_one = split_values(word) not in ([""], ["null"]) and len(split_values(word)) == 1 and "$" not in word
         if is_sweep and is_one and key_of(word) == "run_dir":
             raise UserError(f"{word}: is one directory, and a sweep needs one for each run; leave run_dir out")
-    recipe, notes = recipe_for(overrides, is_sweep)
+    recipe = recipe_for(overrides, is_sweep)
     chosen = [f"experiment={recipe}"] if recipe else []
-    return [*words.flags, *chosen, *(for_hydra(word, kinds, is_sweep) for word in overrides)], notes
+    return [*words.flags, *chosen, *(for_hydra(word, kinds, is_sweep) for word in overrides)]

@@ -15,9 +15,9 @@ from typing import Any, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, wrong_value
+from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key
 from lm.config import CLASSES, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, first_line, require
 from lm.folder import read_base
@@ -233,16 +233,12 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     cause = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
     key = str(cause.full_key) if cause and cause.full_key else ""
     override = next((word for word in overrides if key_of(word) == key), "")
-    if isinstance(cause, ValidationError) and override and key in kinds:
-        return wrong_value(override, kinds)
-    prefixes = (key[: match.start()] for match in re.finditer(r"[.\[]", key))
-    if key not in kinds and any(get_origin(kinds.get(prefix)) in (dict, list) for prefix in prefixes):
-        return f"{key}: {first_line(error)}"  # an entry of a list, or of names with values
-    if key and key not in kinds:
+    prefixes = (key[: match.start()] for match in re.finditer(r"[.\[]", key))  # of an entry of a list or a dict
+    if key in kinds or any(get_origin(kinds.get(prefix)) in (dict, list) for prefix in prefixes):
+        return f"{override or key}: {first_line(cause or error)}"
+    if key:
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)
-    if key:
-        return f"{override or key}: {first_line(error)}"
     if "Ambiguous value" in text:
         typed = text.partition("'")[2].partition("'")[0]
         text = f"{typed}: several values, expected one; train -m makes a run of each"

@@ -32,8 +32,8 @@ from lm.cli.arguments import (
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import DataConfig, RunConfig, TokenizerConfig, build, default_of
-from lm.data.paths import check_paths, is_url, kind_of, listed, local_files
+from lm.config import DataConfig, RunConfig, build, default_of
+from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
 from lm.registry import from_lab
@@ -140,7 +140,6 @@ def score(config: EvaluateConfig) -> int:
 
 def _texts_of(config: EvaluateConfig) -> list[DataConfig | None]:
     if config.data is not None:
-        check_paths(config.data, TokenizerConfig())
         return [config.data]
     if config.texts is None:
         return [None]
@@ -170,12 +169,12 @@ def score_text(
         net.document_separator = tokenizer.eot if config.document_mask else None
     bar = sys.stderr.isatty()
     if text is None:
-        data, _ = own_data(run_dir, bar)
+        data, _ = own_data(run_dir)
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
         key = (repr(text), tokenizer.hash)
         if key not in encoded:
-            encoded[key] = encode_whole(text, tokenizer, not bar)
+            encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
         _warn_of_training_text(run_dir, text, text_hash)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []

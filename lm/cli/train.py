@@ -25,7 +25,7 @@ from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
 from lm.config import CLASSES, RunConfig, flat
 from lm.data.ngram import ngram_figure
-from lm.data.paths import check_paths, kind_of
+from lm.data.paths import kind_of
 from lm.errors import UserError, without_secrets
 from lm.folder import newest_run
 from lm.system.terminal import close_bars, format_table, is_first_process, printable, wrapped
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def run(args: list[str]) -> int:
     kinds = kinds_of(RunConfig)
-    words, notes = hydra_words(args, kinds)
+    words = hydra_words(args, kinds)
     finished: dict[Path, tuple[list[str], dict[str, Any]]] = {}  # overrides and result of each run
     codes, process = [0], os.getpid()
 
@@ -50,7 +50,7 @@ def run(args: list[str]) -> int:
         """Train a run. Return the validation loss, because a sweeper that searches minimises this number."""
         is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         try:
-            path, result = _train(config, overrides, is_sweep, notes)
+            path, result = _train(config, overrides, is_sweep)
         except Exception as error:
             if not is_sweep:
                 raise
@@ -73,9 +73,7 @@ def run(args: list[str]) -> int:
     return max(codes)
 
 
-def _train(
-    config: DictConfig, overrides: list[str], is_sweep: bool, notes: Mapping[str, str]
-) -> tuple[Path, dict[str, Any] | None]:
+def _train(config: DictConfig, overrides: list[str], is_sweep: bool) -> tuple[Path, dict[str, Any] | None]:
     """Train what Hydra has composed, print the end of the run, and return its directory and its result.
 
     The result is None if this is not the first process.
@@ -87,9 +85,7 @@ def _train(
     path = Path(run.run_dir or "")
     result = RunDirectory(path).finished_result(run) if run.run_dir else None
     if result is None:
-        check_paths(run.data, run.tokenizer)
-        text = run.data.path or "the source of Python's standard library"
-        log.info("reading %s", without_secrets(notes.get(text, text)))
+        log.info("reading %s", run.data.path or "the source of Python's standard library")
         from lm.training.train import train  # imports torch and Fabric, which takes seconds
 
         path, result = train(run)

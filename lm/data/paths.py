@@ -3,14 +3,12 @@
 import glob
 import io
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lm.config import DataConfig, TokenizerConfig
 from lm.errors import UserError, expanded, first_line
 from lm.system.files import is_run
 
@@ -22,7 +20,6 @@ ENDINGS = {
 }
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # extension -> module that opens the file
 BLOCK = 1 << 20  # bytes that are read at a time
-HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # of a data set: OWNER/NAME, or NAME
 
 
 def is_url(path: str) -> bool:
@@ -128,18 +125,6 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
             raise UserError(f"{key}={entry}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
         paths += matched
     return paths
-
-
-def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Raise UserError if a path leads to no file, before anything heavy is imported."""
-    if tokenizer.path is not None and not Path(tokenizer.path).is_file():
-        raise UserError(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
-    if config.source == "hub" and not re.fullmatch(HUB_NAME, str(config.path)):
-        advice = f"data=parquet, json or csv data.path={config.path} reads files of this machine"
-        raise UserError(f"data.path={config.path}: expected OWNER/NAME with data=hub; {advice}")
-    for key, path in {"data.path": config.path, "data.val_path": config.val_path}.items():
-        if config.source in ("text", *ENDINGS) and path and not is_url(path):
-            local_files(path, ENDINGS.get(config.source, ()), key)
 
 
 def from_above(run_dir: Path, path: str | None) -> str | None:

@@ -20,7 +20,6 @@ from lm.data.paths import (
     BLOCK,
     COMPRESSED,
     ENDINGS,
-    extension,
     is_url,
     local_files,
     open_file,
@@ -112,15 +111,17 @@ class TextFiles:
 
 
 def warn_of_other_formats(sources: Iterable[Source]) -> None:
-    """Warn of each plain text that looks like a table or a web page, whose marks would be learned as text."""
+    """Warn of each plain text that begins like a table or a web page, whose marks would be learned as text."""
     for source in sources:
         if not isinstance(source, TextFiles):
             continue
-        kind = _looks_like([*source.files.values()])
-        if kind == "html":
+        begin = b""
+        with suppress(Exception), open_file(next(iter(source.files.values()))) as content:  # reading says what is wrong
+            begin = content.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        if begin.startswith(b'{"'):
+            log.warning("%s: looks like JSON; data=json reads the text in a column of a table", source.place)
+        elif begin.startswith((b"<!doctype html", b"<html")):
             log.warning("%s: looks like a web page, whose marks are part of the text", source.place)
-        elif kind is not None:
-            log.warning("%s: looks like a table; data=%s reads the text in a column of it", source.place, kind)
 
 
 def state_of(files: Files, limit: float = inf) -> str:
@@ -160,20 +161,6 @@ def local_files_of(config: DataConfig) -> set[Path]:
     with suppress(OSError, UserError):
         return {file.resolve() for file in local_files(config.path).values()}
     return set()
-
-
-def _looks_like(files: list[Path]) -> str | None:
-    """Return the kind of table that files hold by their endings, or what the first file is by its first bytes."""
-    for kind in ("json", "csv", "parquet"):
-        if all(extension(file) in ENDINGS[kind] for file in files):
-            return kind
-    with suppress(Exception), open_file(files[0]) as content:  # what is wrong is said when the file is read
-        begin = content.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-        if begin.startswith(b'{"'):
-            return "json"
-        if begin.startswith((b"<!doctype html", b"<html")):
-            return "html"
-    return None
 
 
 def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:

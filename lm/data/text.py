@@ -17,6 +17,7 @@ from tqdm import tqdm
 from lm.data.paths import BLOCK
 from lm.data.sources import Source
 from lm.errors import UserError
+from lm.system.terminal import is_first_process
 
 CHARACTER = 4  # bytes of the longest character
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
@@ -27,9 +28,10 @@ SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 ANYWHERE = re.compile(r"(?s:.)")
 
 
-def progress(total: int | None, label: str, quiet: bool) -> "tqdm[NoReturn]":
-    """Return a progress bar of bytes. The bar leaves nothing behind."""
-    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False)
+def progress(total: int | None, label: str) -> "tqdm[NoReturn]":
+    """Return a progress bar of bytes, of the first process and on a terminal. The bar leaves nothing behind."""
+    is_off = None if is_first_process() else True  # None: tqdm asks for a terminal
+    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=is_off, leave=False)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -96,13 +98,13 @@ def derived(text_hash: str, change: str) -> str:
     return hashlib.sha256(f"{text_hash} {change}".encode()).hexdigest()
 
 
-def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: bool = True) -> Text:
+def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
     """Write the text of a source to a file, up to `max_bytes`. Read nothing beyond `max_bytes`. Return the text.
 
     Leave out documents without text, and count them. Raises UserError.
     """
     content, records, end, n_empty = hashlib.sha256(), array("Q"), 0, 0
-    with progress(max_bytes, "reading", quiet) as bar, open(path, "w+b", buffering=BLOCK) as file:
+    with progress(max_bytes, "reading") as bar, open(path, "w+b", buffering=BLOCK) as file:
         for name, blocks in source.documents(max_bytes):
             begin, block = end, b""
             for block in filter(None, blocks):

@@ -35,7 +35,7 @@ HALF = re.compile("[\ud800-\udfff]")  # half of a character
 SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
 SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and bytes of a stretch
-GROUP = 1 << 20  # characters that all threads get together: enough for 64 threads, and little memory on any machine
+GROUP = 128  # pieces of a text that all threads encode together: enough for 64 threads, and little memory
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)  # warns once of the same characters or file, however often they are read
@@ -248,7 +248,7 @@ def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
     return backend
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with at most `vocab_size` tokens."""
     backend = _byte_level()
     trainer = trainers.BpeTrainer(
@@ -257,7 +257,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Toke
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,  # the trainer would show four bars
     )
-    with progress(None, "training the tokenizer", quiet) as bar:
+    with progress(None, "training the tokenizer") as bar:
         read = (text for text in texts if bar.update(len(text.encode())) or True)
         backend.train_from_iterator(_short_runs(read), trainer)
     return Tokenizer(backend)
@@ -293,13 +293,11 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def build_tokenizer(
-    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], quiet: bool = True
-) -> Tokenizer:
+def build_tokenizer(config: TokenizerConfig, train: Iterable[str], everything: Iterable[str]) -> Tokenizer:
     """Return the tokenizer of a run. Train BPE on the training text alone; take characters from the whole text."""
     if config.kind == "bpe":
         assert config.vocab_size is not None
-        return train_bpe(train, config.vocab_size, quiet)
+        return train_bpe(train, config.vocab_size)
     if config.kind == "file":
         assert config.path is not None
         return load_tokenizer(Path(config.path))
@@ -318,13 +316,14 @@ def sample(part: Part) -> Iterator[str]:
         yield from (piece.decode(errors="ignore") for piece in pieces)
 
 
-def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
+def encode(tokenizer: Tokenizer, part: Part, label: str = "") -> Iterator[np.ndarray]:
     """Yield the ids of a part in arrays, with the ids of `separator` before each document.
 
     Raises UserError if the tokenizer loses text, because bits per byte would be wrong.
     """
-    with progress(part.n_bytes, label, quiet) as bar:
-        for group in _groups(chunks(decoded(part), tokenizer.cut)):
+    with progress(part.n_bytes, label) as bar:
+        pieces = chunks(decoded(part), tokenizer.cut)
+        while group := [*itertools.islice(pieces, GROUP)]:
             texts = [text for text, _ in group]
             ids = tokenizer.encode_all(texts)
             _compare(texts, tokenizer.decode_all(ids))
@@ -347,15 +346,3 @@ def _compare(texts: list[str], decoded_texts: list[str]) -> None:
                 f" {text[around]!r} comes back as {other[around]!r}"
                 f"{advice if text.startswith(' ') and text.endswith(other) else ''}"
             )
-
-
-def _groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    group, size = [], 0
-    for text, first in texts:
-        group.append((text, first))
-        size += len(text)
-        if size >= GROUP:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

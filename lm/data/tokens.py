@@ -25,7 +25,7 @@ from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
 from lm.data.sources import Source, files_of, open_source, open_sources, warn_of_other_formats
 from lm.data.text import CHARACTER, Part, Text, chunks, decoded, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
-from lm.errors import UserError
+from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
@@ -78,7 +78,6 @@ def chunk_starts(ids: np.ndarray) -> range:
 def prepare(
     config: DataConfig,
     tokenizer: TokenizerConfig,
-    quiet: bool = True,
     trained: Path | None = None,
     downloads: bool = True,
 ) -> TextData:
@@ -95,21 +94,22 @@ def prepare(
     identity |= {key: getattr(config, key) for key in SELECTING}
     identity["tokenizer"] = asdict(tokenizer)
     if tokenizer.path is not None:
-        own = load_tokenizer(Path(tokenizer.path))
+        with error_prefix("tokenizer.path"):
+            own = load_tokenizer(Path(tokenizer.path))
         identity["tokenizer"]["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = config.cache / "tokens" / json_sha256(identity)[:16]
     if trained is not None and tokenizer.kind == "bpe" and not folder.exists():
         file = TokenizerConfig(kind="file", vocab_size=None, path=str(trained))
-        return prepare(config, file, quiet, downloads=downloads)
+        return prepare(config, file, downloads=downloads)
     if not _is_whole(folder):
         if config.source == "hub" and not downloads:
             place = f"{sources[0].place}: its tokens are not in {folder.parent}"
             raise UserError(f"{place}; give a text: data=text data.path=FILE")
         build = from_lab("lm.lab.sources.made_elsewhere.link") if config.source == "tokens" else _encode_sources
         with _cache_folder(folder.parent) as scratch:
-            build(scratch, sources, config, tokenizer, quiet)
+            build(scratch, sources, config, tokenizer)
             if [source.state() for source in sources] != states:
                 reason = "the text changed while it was being read; run the same command again"
                 raise UserError(f"{sources[0].place}: {reason}")
@@ -131,15 +131,15 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
         raise UserError("data.order=documents: no end-of-text token parts the training text; choose data.order=windows")
 
 
-def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int, str]:
+def encode_whole(config: DataConfig, tokenizer: Tokenizer) -> tuple[np.ndarray, int, str]:
     """Return the tokens (n,) of a whole text, mapped from a file without a name, its size in bytes, and its hash."""
     with _cache_folder(config.cache / "tokens") as scratch:
         source = open_source(config)
         warn_of_other_formats([source])
-        text = _read(source, scratch / "text", config, quiet)
+        text = _read(source, scratch / "text", config)
         for note in _notes([text], 0.0, config, tokenizer):
             log.info(note)
-        _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding", quiet)
+        _write_ids(scratch / "ids", tokenizer, text.whole(), "encoding")
         return mapped(scratch / "ids", tokenizer.dtype), text.size, text.hash
 
 
@@ -228,8 +228,8 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
 # --- from text to tokens
 
 
-def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
-    text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
+def _read(source: Source, path: Path, config: DataConfig) -> Text:
+    text = read(source, path, max_bytes=config.max_bytes)
     n_files = len(files_of(source))
     is_whole = n_files == 1 or not config.max_bytes or text.size + CHARACTER <= config.max_bytes  # all files were read
     is_training = not source.place.startswith("data.val_path=")  # a validation text may be one document
@@ -241,22 +241,20 @@ def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     return text.joined() if config.rows == "lines" else text
 
 
-def _write_ids(path: Path, tokenizer: Tokenizer, part: Part, label: str, quiet: bool) -> None:
+def _write_ids(path: Path, tokenizer: Tokenizer, part: Part, label: str) -> None:
     with open(path, "wb") as file:
-        for ids in encode(tokenizer, part, label, quiet):
+        for ids in encode(tokenizer, part, label):
             file.write(ids.data)
 
 
-def _encode_sources(
-    folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
-) -> None:
+def _encode_sources(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig) -> None:
     """Read the text once into a file, encode the text from this file, and remove the file.
 
     Read a separate validation text first: a mistake in this text then appears before a long reading.
     """
     whole = replace(config, max_bytes=None)
-    val_texts = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
-    texts = [_read(sources[0], folder / "text", config, quiet), *val_texts]
+    val_texts = [_read(source, folder / "val-text", whole) for source in sources[1:]]
+    texts = [_read(sources[0], folder / "text", config), *val_texts]
     unsuitable = 0.0
     if val_texts:  # both texts are used whole
         train, val = texts[0].whole(), texts[1].whole()
@@ -264,9 +262,9 @@ def _encode_sources(
     else:
         train, val, data_hash, unsuitable = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
-    tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
+    tokenizer = build_tokenizer(settings, sample(train), everything)
     for name, part in (("train", train), ("val", val)):
-        _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}", quiet)
+        _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}")
     notes = _notes(texts, unsuitable, config, tokenizer)
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
         notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size:,} tokens")

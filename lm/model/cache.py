@@ -16,13 +16,11 @@ class KVCache:
     def __init__(self, length: int) -> None:
         self.length = length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.starts: Tensor | None = None  # (B, length), where the document of each position begins
 
     def grow(self, length: int) -> None:
         """Extend the cache to `length` positions. Keep its content."""
         more = length - self.length
         self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
-        self.starts = None if self.starts is None else F.pad(self.starts, (0, more))
         self.length = length
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,30 +43,16 @@ def attention_inputs(
 
     Without a separator, a token attends to itself and to all earlier tokens of its row. With a separator, a token
     attends to itself and to the earlier tokens of its document alone, and positions start anew at each document. The
-    rest of a document counts positions from the beginning of the row, if the row begins inside the document.
+    rest of a document counts positions from the beginning of the row, if the row begins inside the document. A row with
+    a cache is one document, because a generation ends at end of text.
     """
     keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)  # (..., S)
-    if separator is None:
+    if separator is None or cache is not None:
         return positions, _additive_mask(keys > positions[..., None], dtype)
     positions = positions.expand_as(tokens)  # (B, T)
-    starts = _document_starts(positions * (tokens == separator), positions, cache)  # (B, T)
+    starts = (positions * (tokens == separator)).cummax(1).values  # (B, T), where the document of a token begins
     hidden = (keys > positions[..., None]) | (keys < starts[..., None])  # (B, T, S)
     return positions - starts, _additive_mask(hidden, dtype)
-
-
-def _document_starts(marks: Tensor, positions: Tensor, cache: KVCache | None) -> Tensor:
-    """Return the positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
-
-    marks: (B, T), the position of each token that begins a document, and 0 for all other tokens.
-    """
-    if cache is None:
-        return marks.cummax(1).values
-    if cache.starts is None:
-        cache.starts = marks.new_zeros(len(marks), cache.length)
-    before = cache.starts.gather(1, (positions[:, :1] - 1).clamp(min=0))  # (B, 1)
-    starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]  # (B, T)
-    cache.starts.scatter_(1, positions, starts)
-    return starts
 
 
 def _additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:

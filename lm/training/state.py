@@ -164,9 +164,7 @@ def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
             continue
         if content["config_hash"] != config_hash:
             raise UserError(f"{path}: a checkpoint of another run; remove it")
-        if content["step"] == step_of(path):
-            return content
-        log.warning("%s: is that of step %s; trying the one before", path, content["step"])
+        return content
     if paths:
         raise UserError(f"{folder}: no checkpoint can be resumed from; delete the folder to train from the start")
     return None

@@ -75,7 +75,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if directory and directory.has_begun():
         # Before the text is read, which may take minutes. `setup` asks again, with the hash of the text.
         directory.check_same_run(run, {})
-    data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
+    data = data or prepare(run.data, run.tokenizer)
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
     directory = directory or RunDirectory(default_directory(run, config_hash(run, **hashes)))
     if result := directory.finished_result(run, hashes):

@@ -118,7 +118,7 @@ def _build_arm(
         source = repr((data, run.tokenizer))
         if source not in texts:
             try:
-                texts[source] = prepare(data, run.tokenizer, quiet=not sys.stderr.isatty())
+                texts[source] = prepare(data, run.tokenizer)
             except UserError as error:  # few documents may leave a part empty
                 is_empty = f"data.fold={fold}: " in str(error)
                 advice = "; folds=false gives all pairs one validation text" if is_empty else ""

@@ -22,7 +22,6 @@ from omegaconf.errors import MissingMandatoryValue
 from lm.cli.arguments import for_hydra, key_of, kinds_of, quoted, recipe_for
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import LENGTH, RunConfig, check_init, flat, literal
-from lm.data.paths import check_paths
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
 from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
@@ -48,15 +47,15 @@ OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and score
 # --- a question in a line
 
 
-def ask_line(change: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the overrides of ablate that compare the values of a setting, and lines about the recipe of the text.
+def ask_line(change: str, words: Sequence[str]) -> list[str]:
+    """Return the overrides of ablate that compare the values of a setting, by the recipe of the text.
 
     `change` and `words`, the settings of all arms, are settings of train as they were typed. Raises UserError.
     """
     kinds = kinds_of(RunConfig)
-    recipe, notes = recipe_for([*words, change])
+    recipe = recipe_for([*words, change])
     every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
-    return choose(question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm)), notes
+    return choose(question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm))
 
 
 def question_in_a_line(change: str, overrides: Sequence[str]) -> QuestionFile:
@@ -263,10 +262,8 @@ def compose_question(config: AblateConfig) -> dict[str, RunConfig]:
 
 
 def composed_arm(overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of an arm by its overrides. Raises UserError, also for a text that is not there."""
-    run = compose("train", overrides, RunConfig)
-    check_paths(run.data, run.tokenizer)
-    return run
+    """Return the configuration of an arm by its overrides. Raises UserError."""
+    return compose("train", overrides, RunConfig)
 
 
 def compose_arms(question: Question, typed: list[str], compose: Compose = composed_arm) -> dict[str, RunConfig]:

@@ -55,7 +55,7 @@ def compare(
     require(isinstance(tune, bool), f"tune={tune!r}", "True or False")
     words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
     settings = {"seeds": seeds} | ({} if margin is None else {"margin": margin}) | ({"tune": "true"} if tune else {})
-    own = [*ask_line(change, words)[0], *(long_name(f"{key}={value}") for key, value in settings.items())]
+    own = [*ask_line(change, words), *(long_name(f"{key}={value}") for key, value in settings.items())]
     if output_dir is not None:
         own.append(f"output_dir={quoted(str(output_dir))}")
     config = compose("ablate", own, AblateConfig)

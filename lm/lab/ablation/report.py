@@ -108,7 +108,6 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "has_folds": question.folds,
         "arms": [_arm(results, name) for name in record.arms],
         "common": record.common(),
-        "best_arms": results.best_arms(),
         "runs": counts,
         "without_result": [*_without_result(results, without)],
         "facts_of_runs": dict(_facts(results)),

@@ -140,10 +140,6 @@ class Results:
             return ""
         return f"decided with {n} of {planned} seeds, so {(planned - n) * len(self.reported) // n} runs were not made"
 
-    def best_arms(self) -> list[str]:
-        """Return the arms that are scored by their best model, not by their last."""
-        return [name for name, arm in self.record.arms.items() if arm.settings.get("checkpoint.best")]
-
     def shown_runs(self) -> pd.DataFrame:
         """Return one finished run for each arm and seed: of a tuned arm the one nearest to its best value."""
         done = self.done
@@ -169,20 +165,10 @@ class Results:
 
     @cached_property
     def curves_shown(self) -> pd.DataFrame:
-        """The validations of `shown_runs`; the column metric is that of the question.
-
-        Where a run keeps its best model (checkpoint.best), the metric is that of the best model so far, and ends at the
-        score of the run, because its arm is compared by that model.
-        """
-        metric = self.question.metric
-        scores = self.shown_runs().set_index("run_dir")[metric].astype(float)
-        curves = self.curves[self.curves["run_dir"].isin(scores.index) & (self.curves["purpose"] == REPORTED)]
-        curves = curves.assign(metric=curves[f"val/{metric.removeprefix('val_')}"])
-        for run_dir, run in curves[curves["arm"].isin(self.best_arms())].groupby("run_dir"):
-            is_best = run["val/loss"] <= run["val/loss"].cummin()
-            curves.loc[run.index, "metric"] = run["metric"].where(is_best).ffill()
-            curves.loc[run.index[-1], "metric"] = scores[run_dir]
-        return curves
+        """The validations of `shown_runs`; the column metric is that of the question."""
+        curves, shown = self.curves, self.shown_runs()["run_dir"]
+        curves = curves[curves["run_dir"].isin(shown) & (curves["purpose"] == REPORTED)]
+        return curves.assign(metric=curves[f"val/{self.question.metric.removeprefix('val_')}"])
 
 
 def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:

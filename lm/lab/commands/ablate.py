@@ -55,13 +55,11 @@ IN_A_LINE = {"seeds": list[int], "margin": float, "tune": str, "folds": bool}  #
 
 
 def run(args: list[str]) -> int:
-    words, is_line, notes = hydra_words(args)
+    words, is_line = hydra_words(args)
     codes = [0]
 
     def job(config: DictConfig, overrides: list[str]) -> None:
         ablation = to_dataclass(config, overrides, AblateConfig)
-        for note in notes.values():
-            print(f"reading {note}", file=sys.stderr, flush=True)
         codes.append(_answer(ablation, is_line))
 
     run_hydra("ablate", AblateConfig, args, words, OWN | TRAIN, job)
@@ -113,13 +111,13 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
 # --- words to a question
 
 
-def hydra_words(args: Sequence[str]) -> tuple[list[str], bool, dict[str, str]]:
-    """Return the arguments for Hydra, whether a line is the question, and lines about the recipe. Raises UserError.
+def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments for Hydra, and whether a line is the question. Raises UserError.
 
     Settings of train become a list, the setting `overrides`.
     """
     if is_completion(args):
-        return [*args], False, {}
+        return [*args], False
     words = classify(args, TRAIN | OWN | IN_A_LINE)
     if {"-m", "--multirun"} & {*words.flags}:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
@@ -128,7 +126,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool, dict[str, str]]:
     own = [long_name(word) for word in words.overrides if _is_own(word)]
     train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
-    is_line, notes = False, dict[str, str]()
+    is_line = False
     if any(key_of(word) == "confirm" for word in own):
         if train or files:
             raise UserError(
@@ -143,7 +141,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool, dict[str, str]]:
             raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
         if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
             raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
-        chosen, notes = ask_line(changes[0], [word for word in train if word not in changes])
+        chosen = ask_line(changes[0], [word for word in train if word not in changes])
         is_line, train, changes = True, [], []
     else:
         chosen = []
@@ -154,7 +152,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool, dict[str, str]]:
         raise UserError(_no_question(train, texts))
     listed = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
     typed = [for_hydra(word, OWN) for word in own]
-    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], is_line, notes
+    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], is_line
 
 
 def _is_own(word: str) -> bool:

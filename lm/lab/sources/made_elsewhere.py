@@ -39,7 +39,7 @@ class TokenFile:
         raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
 
 
-def link(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
+def link(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig) -> None:
     """Fill a folder of the token cache with links to both files. Raises UserError."""
     if len(sources) == 1:
         raise UserError("data.val_path: data=tokens needs one, the tokens of the validation text")
