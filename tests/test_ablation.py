@@ -108,6 +108,9 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
     n = len(made)
     lab.run(seeds=[9, 2, 0, 1], arms=THREE, baseline="untied", primary=[], folds=True)
     assert len(made) == n + 3, "a seed keeps its part of the text"
+    for seeds in ([2], [9, 1], [9, 2, 0, 1]):
+        lab.run(seeds=seeds, arms=THREE, baseline="untied", primary=[], folds=True)
+    assert len(made) == n + 3, "also one that was left out"
     assert other.runs.run_dir[other.runs.purpose == "unused"].tolist() == [names["tied", 3], names["untied", 3]]
 
 

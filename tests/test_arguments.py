@@ -99,13 +99,16 @@ def test_the_text_to_score_is_read_as_it_is_typed(folder):
         ("data.path=glob(*)", "data.path=glob(*)"),
         ("prompts=[f(a,b), x]", "prompts=[f(a,b), x]"),
         ("head.name=${seed}", "head.name=${seed}"),
+        ("slurm.parameters={qos: long}", "++slurm.parameters={qos: long}"),
+        ("slurm.parameters.qos=long", "++slurm.parameters.qos=long"),
+        ("+slurm.parameters.qos=long", "+slurm.parameters.qos=long"),
         ("data.column=true", "data.column='true'"),
         ("model.attention_bias=true", "model.attention_bias=true"),
         ("prompts=[true, null, 'a, b', c]", "prompts=['true','null','a, b',c]"),
     ],
 )
 def test_digits_of_a_name_stay_as_typed_and_what_is_quoted_is_left(typed, quoted):
-    assert for_hydra(typed, KINDS) == quoted
+    assert for_hydra(typed, KINDS | kinds_of(AblateConfig)) == quoted
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ MISTAKES = """
     ablate ablation.overrides=[seed=1] -> error: seed=1: the seeds
     ablate -m seed=1,2 -> -m
     ablate model.dropout=0,0.1 optim.lr=0.1,0.2 -> several settings
-    ablate model.dropout=0,0.1 seeds=x -> ablation.seeds
+    ablate model.dropout=0,0.1 seeds=x -> seeds=x: expected how many
     ablate model.dropuot=0,0.1 -> model.dropuot
     ablate ablation=smoke head=tied,untied -> several values beside a question
     ablate confirm=nowhere -> confirm=nowhere
@@ -164,12 +164,17 @@ def test_text_arrives_as_typed_in_a_flat_command():
 def test_an_ablation_passes_on_what_train_is_to_understand():
     words = ["head=untied", "+optim.x=${y}", "data.path=it's b", "experiment=chars", "~logger"]
     own = ["ablation=smoke", "ablation.seeds=[7]", "workers=1", "output_dir=a b"]
+    own += ["slurm.parameters={qos: long, account: lab}", "ablation.seed_offsets.untied=500"]
     passed, is_line = ablate.hydra_words([*words, *own])
     assert not is_line
     assert passed[:4] == [*own[:3], "output_dir='a b'"]
     config = compose("ablate", [*passed, "ablation.name=smoke"], AblateConfig)
     assert config.overrides == ["head=untied", "+optim.x=${y}", "data.path='it\\'s b'", "experiment=chars", "~logger"]
     assert (config.ablation.name, config.ablation.seeds, config.workers) == ("smoke", [7], 1)
+    assert (config.slurm.parameters, config.ablation.seed_offsets) == (
+        {"qos": "long", "account": "lab"},
+        {"untied": 500},
+    )
 
 
 @pytest.mark.slow

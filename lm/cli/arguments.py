@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
@@ -378,7 +379,10 @@ def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:
     """
     key, equals, value = override.partition("=")
     name = key.lstrip("+")
-    parts = {kinds.get(name), *get_args(kinds.get(name))}
+    kind = kinds.get(name)
+    parts = {*get_args(kind)} if isinstance(kind, UnionType) else {kind}
+    if dict in (get_origin(kind), get_origin(kinds.get(name.rpartition(".")[0]))):  # names with values
+        return override if override.startswith(("+", "~")) else f"++{override}"  # a name may be new
     if not equals or not parts & {str, list[str]}:
         return override
     if list[str] in parts and value.startswith("[") and value.endswith("]"):

@@ -7,7 +7,7 @@ import math
 import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -60,27 +60,27 @@ class Arm(ArmRecord):
 Arms = dict[str, Arm]  # by name
 
 
-def folds_of(question: Question) -> list[float | None]:
-    """Return which part of the text each pair holds out; one None if all pairs share a validation text."""
-    return [question.first_fold + pair for pair in range(len(question.seeds))] if question.folds else [None]
-
-
 def build_arms(
-    question: Question, runs: Mapping[str, RunConfig], threads: int, earlier: Mapping[str, ArmRecord]
+    question: Question,
+    folds: Sequence[float | None],
+    runs: Mapping[str, RunConfig],
+    threads: int,
+    earlier: Mapping[str, ArmRecord],
 ) -> Arms:
     """Return every arm checked, matched and counted; an arm that an `earlier` call has counted is not counted again.
 
-    Raises UserError naming the arm to blame.
+    `folds`: which part of the text each pair holds out; one None if all pairs share a validation text. Raises UserError
+    naming the arm to blame.
     """
     arms: Arms = {}
     texts: dict[str, TextData] = {}  # for the arms that share one
     for name in sorted(question.arms, key=lambda name: name in question.match_parameters):  # after their baselines
         with error_prefix(f"ablation.arms.{name}"):
-            arm = _build_arm(question, name, runs[name], threads, texts, earlier.get(name))
+            arm = _build_arm(question, folds, name, runs[name], threads, texts, earlier.get(name))
             if key := question.match_parameters.get(name):
                 matched = match_parameters(arm, key, arms[question.pairs()[name]].n_params)
                 run = change(runs[name], matched)
-                arm = _build_arm(question, name, run, threads, texts, earlier.get(name))
+                arm = _build_arm(question, folds, name, run, threads, texts, earlier.get(name))
                 arm.matched = matched
             if path := runs[name].init_from:
                 seeds = [question.seed_of(name, seed) for seed in question.seeds]
@@ -100,6 +100,7 @@ def build_arms(
 
 def _build_arm(
     question: Question,
+    folds: Sequence[float | None],
     name: str,
     run: RunConfig,
     threads: int,
@@ -113,7 +114,7 @@ def _build_arm(
     trainer = replace(run.trainer, enable_progress_bar=False)
     run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
     own = list[TextData]()
-    for fold in folds_of(question):
+    for fold in folds:
         data = run.data if fold is None else replace(run.data, fold=fold)
         source = repr((data, run.tokenizer))
         if source not in texts:

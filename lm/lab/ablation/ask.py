@@ -95,8 +95,8 @@ def long_name(word: str) -> str:
     key, _, value = word.removeprefix("ablation.").partition("=")
     if key not in SHORT:
         return word
-    if key == "seeds" and value.isdigit():
-        value = to_override_value(_seeds(int(value)))
+    if key == "seeds":
+        value = to_override_value(_seeds(yaml.safe_load(value)))
     if key == "tune":
         value = {"true": LEARNING_RATE, "false": "null"}.get(value.lower(), value)
     return f"ablation.{SHORT[key]}={value}"

@@ -79,6 +79,7 @@ class AblationRecord:
     overrides: list[str] = field(default_factory=list)  # of the command line
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # that were ever asked: the place of a seed is its part of the text
     begun: str = ""
     ended: str | None = None
     designs: list[dict[str, Any]] = field(default_factory=list)  # hash of the design, and the results when it was new
@@ -92,6 +93,7 @@ class AblationRecord:
     def __post_init__(self) -> None:
         self.overrides, self.command = without_secrets(self.overrides), without_secrets(self.command)
         self.question.overrides = without_secrets(self.question.overrides)
+        self.seeds = self.seeds or [*self.question.seeds]
 
     def common(self) -> list[str]:
         """Return the overrides of all arms. What was typed replaces what the question says."""
@@ -103,11 +105,12 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
     return {key_of(override): override for override in overrides}
 
 
-def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, factor: float) -> dict[str, Any]:
+def settings_of_run(record: AblationRecord, name: str, arm: ArmRecord, seed: int, factor: float) -> dict[str, Any]:
     """Return the settings in which a run differs from its arm: seed, length, part of the text, base and tuned value.
 
     `seed` is the seed of the pair, and `factor` multiplies the tuned setting.
     """
+    question = record.question
     values: dict[str, Any] = {
         "seed": question.seed_of(name, seed),
         "trainer.max_steps": arm.steps,
@@ -115,7 +118,7 @@ def settings_of_run(question: Question, name: str, arm: ArmRecord, seed: int, fa
         "max_tokens": None,
     }
     if question.folds:
-        values["data.fold"] = question.first_fold + question.seeds.index(seed)
+        values["data.fold"] = question.first_fold + record.seeds.index(seed)
     if SEED in (base := arm.settings.get("init_from") or ""):
         values["init_from"] = base.replace(SEED, str(values["seed"]))
     if factor != 1 and (setting := question.tuned_setting):

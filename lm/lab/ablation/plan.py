@@ -87,13 +87,12 @@ class Plan:
         return replace(self.specs[key], purpose=purpose)
 
     def _spec(self, arm: Arm, seed: int, by: float) -> RunSpec:
-        question, pair = self.question, self.question.seeds.index(seed)
-        values = settings_of_run(question, arm.name, arm, seed, by)
+        values = settings_of_run(self.record, arm.name, arm, seed, by)
         if "init_from" in values:
             base = read_base(values["init_from"])
             values |= {"init_sha256": base.sha256, "tokenizer.path": base.tokenizer.path}
         run = change(arm.run, values)
-        text = arm.text(pair)
+        text = arm.text(self.question.seeds.index(seed))
         hashes = {"data_hash": text.hash, "tokenizer_hash": text.tokenizer.hash}
         identity = arm.identity | hashes
         name = json_sha256({"config": config_hash(run, **hashes), **identity})[:10]
@@ -241,10 +240,10 @@ def make_plan(
     most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
     question = config.ablation
-    if before:  # a seed keeps its place, and so its part of the text
-        order = dict.fromkeys([*before.question.seeds, *question.seeds])
-        question = replace(question, seeds=[seed for seed in order if seed in question.seeds])
-    arms = build_arms(question, runs, threads, before.arms if before else {})
+    seeds = [*dict.fromkeys([*(before.seeds if before else ()), *question.seeds])]  # each keeps its part of the text
+    question = replace(question, seeds=[seed for seed in seeds if seed in question.seeds])
+    folds = [question.first_fold + seeds.index(seed) for seed in question.seeds] if question.folds else [None]
+    arms = build_arms(question, folds, runs, threads, before.arms if before else {})
     if question.equivalence_margin is None:
         question = replace(question, equivalence_margin=one_percent(question.metric, arms[question.baseline].texts[0]))
     if before:
@@ -252,6 +251,7 @@ def make_plan(
     record = AblationRecord(
         question=question,
         overrides=config.overrides,
+        seeds=seeds,
         begun=before.begun if before else now(),
         designs=_designs(question, arms, before, reader),
         command=command,

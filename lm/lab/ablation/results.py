@@ -130,7 +130,7 @@ class Results:
     def settings_of(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a run, a row of `runs`, with dotted keys."""
         arm = self.record.arms[run["arm"]]
-        settings = arm.settings | settings_of_run(self.question, run["arm"], arm, run["seed"], run["factor"])
+        settings = arm.settings | settings_of_run(self.record, run["arm"], arm, run["seed"], run["factor"])
         return settings | {"trainer.max_steps": arm.steps or run["steps"]}
 
     def stopped_early(self) -> str:

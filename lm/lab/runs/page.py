@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import REQUESTED, described_settings, flat
+from lm.config import described_settings, flat
 from lm.data.ngram import ngram_figure
 from lm.errors import UserError
 from lm.folder import read_result
@@ -111,8 +111,9 @@ def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | N
 
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the settings that differ from the defaults. What is null does nothing, or follows from another setting."""
-    for key, value in described_settings(run.settings).items():
-        if key in REQUESTED or value is None or value == defaults.get(key):
+    for key, decided in described_settings(run.settings).items():
+        value = run.settings.get(f"requested.{key}", decided)  # the machine and the text decide what is left open
+        if value is None or value == defaults.get(key):
             continue
         if key in defaults or key.startswith("trainer."):
             yield key, to_override_value(value), to_override_value(defaults.get(key))
