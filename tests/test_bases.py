@@ -68,6 +68,8 @@ def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog
     caplog.clear()
     train(composed(*lab.overrides(), start, "data.fold=0", f"run_dir={lab.root}/same"))
     assert "has read this validation text" not in caplog.text
+    train(composed(*lab.overrides(), f"init_from={lab.root}/same", f"run_dir={lab.root}/second"))
+    assert "has read this validation text" in caplog.text, "by the model before it"
 
 
 def test_the_model_that_is_typed_replaces_those_of_the_question(lab):

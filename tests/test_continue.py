@@ -19,6 +19,7 @@ from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.folder import read_base, save_model
 from lm.model.init import named_seed
+from lm.system.files import sha256
 from lm.training.train import train
 from tests.helpers.runs import MODEL, at_home, change, composed, files, outcome, result, rows, stop
 
@@ -131,7 +132,8 @@ MANY = ["seed=9", "head=tied", "data=text", "data.path=gone.txt", "checkpoint.re
         (NOTHING, ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
         (NOTHING, ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (NOTHING, MANY, r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now"),
-        (NOTHING, ["data.path=other.txt"], r"data_hash is .*data\.path"),
+        (NOTHING, ["data.path=other.txt"], r"data\.path is .* there, other\.txt now"),
+        (NOTHING, ["data.max_bytes=5000"], r"data\.max_bytes is None there, 5000 now"),
         (CUDA, [], r": trainer\.accelerator=cuda"),
         (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it with trainer\.accelerator=cuda"),
         (THREADS, [], ": threads=99999"),
@@ -216,6 +218,21 @@ def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, ho
     other = composed(*words, "trainer.max_steps=3")
     with pytest.raises(UserError, match="holds another run"):
         train(other)
+    for same in (f"trainer.max_steps={scores['steps']}", f"max_tokens={scores['tokens']}"):
+        assert train(composed(f"run_dir={path}", same)) == (path, scores), "a typed length replaces any other"
+    with pytest.raises(UserError, match=r"trainer\.max_steps is \d+ there, 77 now"):
+        train(composed(f"run_dir={path}", "trainer.max_steps=77"))
+    shutil.copytree(home / "tied", tmp_path / "other")
+    with open(tmp_path / "other/model/model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    settings = tmp_path / "other/model/config.json"
+    damaged = sha256(tmp_path / "other/model/model.safetensors")
+    settings.write_text(settings.read_text().replace(sha256(home / "tied/model/model.safetensors"), damaged))
+    for base, message in (("other", "holds another run .init_sha256"), ("absent", "no such folder")):
+        with pytest.raises(UserError, match=message):
+            train(composed(f"run_dir={path}", f"init_from={tmp_path / base}"))
+    assert train(composed(f"run_dir={path}", f"init_from={home / 'tied'}")) == (path, scores)
 
 
 @slow

@@ -212,12 +212,12 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     (place / "copy.md").write_text(TEXT)
     (place / "longer.md").write_text(f"{TEXT}more\n")
     scored(place, "longer.md")
-    assert "trained on most of this text" not in caplog.text
+    assert "trained on a part of this text" not in caplog.text
     scored(place, "copy.md")
-    assert f"run_dir={place}/a was trained on most of this text" in caplog.text
+    assert f"run_dir={place}/a was trained on a part of this text" in caplog.text
     caplog.clear()
     scored(place, "corpus.t*")  # the files count, not what names them
-    assert "trained on most of this text" in caplog.text
+    assert "trained on a part of this text" in caplog.text
 
 
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):

@@ -271,6 +271,7 @@ RULES = [  # file, its content, and its texts or what the refusal names
     ("t.jsonl", LONG_LINES + '\n{"text": "\\ud800"}', "data.column=text: row 1100 "),
     ("t.jsonl", LONG_LINES + "\n[1]", "data.column=text: row 1100 "),
     ("t.jsonl", LONG_LINES + "\n{", "line 1101 is not JSON"),
+    ("t.json", '{\n "text": "a"\n}\n', "expected an object in each line, or a list of objects"),
     ("t.parquet", parquet(pa.array(["é".encode(), None, b"b"], pa.binary())), ["é", "b"]),
     ("t.parquet", parquet(pa.array([b"\xff"], pa.binary())), "row 0 holds bytes that are not UTF-8"),
 ]

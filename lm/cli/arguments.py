@@ -280,9 +280,7 @@ def unknown_word(word: str) -> str:
     folder, name = os.path.split(word)
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     close = difflib.get_close_matches(name, names, 1, 0.75)
-    advice = (
-        f"did you mean {shlex.quote(os.path.join(folder, close[0]))}?" if close else "run_dir=RUN shows a finished run"
-    )
+    advice = f"did you mean {shlex.quote(os.path.join(folder, close[0]))}?" if close else "run_dir=RUN names a run"
     return f"{word}: no such file, folder or glob; {advice}"
 
 

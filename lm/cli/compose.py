@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key
-from lm.config import CLASSES, RunConfig, build, literal
+from lm.config import CLASSES, LENGTH, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, first_line, require
 from lm.folder import read_base
 from lm.system.files import is_run
@@ -146,6 +146,9 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     content = OmegaConf.create(literal(directory.settings()))
     for key, value in directory.read_config()["requested"].items():  # what is typed changes what was asked for,
         OmegaConf.update(content, key, value)  # not what text and machine decided
+    for key in LENGTH[1:] if {*keys} & {*LENGTH} else ():  # a typed length replaces any other
+        OmegaConf.update(content, key, None)
+    recorded = content.init_from
     with error_prefix(f"run_dir={run_dir}"):
         _check_consent(content.model, keys)
     for key in keys:
@@ -155,8 +158,20 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
             value = OmegaConf.select(config, key)
             typed = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(content, key, literal(typed))
+    if "init_from" in keys:
+        content.init_sha256 = _weights_of(content.init_from, recorded, content.init_sha256)
     content.run_dir = literal(run_dir)
     return build(RunConfig, content)
+
+
+def _weights_of(init_from: str | None, recorded: str | None, sha256: str | None) -> str | None:
+    """Return the hash of the weights of a typed base. The recorded base may be gone: return its hash then."""
+    try:
+        return None if init_from is None else read_base(init_from).sha256
+    except UserError:
+        if init_from != recorded:
+            raise
+        return sha256
 
 
 def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:

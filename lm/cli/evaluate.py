@@ -203,9 +203,10 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     run = RunDirectory(run_dir)
     if not (saved := run.read_config()):
         return
-    is_same_file = bool(local_files_of(text) & local_files_of(build(DataConfig, run.settings()["data"])))
+    trained = build(DataConfig, run.settings()["data"])
+    is_same_file = bool(local_files_of(text) & local_files_of(trained)) and text.column == trained.column
     if is_same_file or saved["data_hash"] == text_hash:  # the hash differs under another fold
-        log.warning("%s: run_dir=%s was trained on most of this text, so its score is too good", text.path, run_dir)
+        log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
 
 
 def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:

@@ -44,7 +44,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     if has_read_validation_text(base, run, data):
         log.warning("init_from=%s has read this validation text, so its score is too good", run.init_from)
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
-    record |= {"steps": base.steps, "tokens": base.tokens}
+    record |= {"steps": base.steps, "tokens": base.tokens, "texts": _texts_of(base)}
     if not is_first_process(run.trainer.world_size):
         return record
 
@@ -60,16 +60,21 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
-    """Return whether a model was trained on the file that scores this run, with another part of it held out."""
-    if not is_run(base.folder.parent):
-        return False
-    trained = read_yaml(base.folder.parent / "config.yaml")
+    """Return whether a model was trained on the file that scores this run, with another part of it held out.
+
+    The model is also one that this model, or another before it, started from.
+    """
     scored = local_states(run.data, run.tokenizer).get("data.val_path" if run.data.val_path else "data.path")
-    return (
-        scored is not None
-        and scored == trained.get("states", {}).get("data.path")
-        and trained["data_hash"] != data.hash
-    )
+    return any(state is not None and state == scored and own != data.hash for state, own in _texts_of(base))
+
+
+def _texts_of(base: Base) -> list[list[str | None]]:
+    """Return the digest of the training text, and the hash with its split, of a model and of those before it."""
+    if not is_run(base.folder.parent):
+        return []
+    trained = read_yaml(base.folder.parent / "config.yaml")
+    before = (trained.get("init_record") or {}).get("texts", [])
+    return [*before, [trained.get("states", {}).get("data.path"), trained["data_hash"]]]
 
 
 def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:

@@ -153,7 +153,9 @@ class RunDirectory:
         if not keys:
             return
         before, now = flat(saved), flat(settings)
-        before |= {key: saved["requested"].get(key, before.get(key)) for key in LENGTHS}
+        before |= {key: saved["requested"].get(key, before.get(key)) for key in LENGTHS[1:]}
+        if {*keys} <= {*HASHES}:
+            keys = _differing_in_text(before, now) or keys
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
         if {*keys} <= {*LENGTH}:
             has_model = (self.model / "model.safetensors").exists()
@@ -161,7 +163,7 @@ class RunDirectory:
             advice = f"its learning rate decays to the end of its own length; {new}"
         elif keys in (["threads"], ["trainer.accelerator"]):
             advice = f"continue it with {keys[0]}={before[keys[0]]}, or choose another run_dir"
-        elif {*keys} <= {*HASHES}:
+        elif {*keys} <= {*HASHES}:  # the same paths hold something else
             advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
         else:
             advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
@@ -190,9 +192,7 @@ class RunDirectory:
             raise UserError(f"{self.config}: no such file; the directory of a run needs one")
         self.check_same_run(run, hashes or {}, ignored="threads")
         if hashes is None:
-            before, now = flat(saved), flat(requested_settings(run))
-            of_text = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]
-            if any(before.get(key) != now[key] for key in of_text):
+            if _differing_in_text(flat(saved), flat(requested_settings(run))):
                 return None
             before, now = saved.get("states", {}), local_states(run.data, run.tokenizer)
             for key in [key for key in now if now[key] != before.get(key)]:
@@ -203,6 +203,12 @@ class RunDirectory:
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
         return result
+
+
+def _differing_in_text(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings of text and tokenizer that differ, as dotted keys."""
+    keys = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]
+    return [key for key in keys if before.get(key) != now[key]]
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

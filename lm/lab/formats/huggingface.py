@@ -25,6 +25,7 @@ from lm.lab.formats.output import new_folder
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, sha256, write_text
+from lm.system.terminal import to_override_value
 
 Weights = dict[str, torch.Tensor]
 Settings = dict[str, Any]
@@ -165,7 +166,7 @@ def architecture_of(
             return architecture
     nearest = min(among, key=lambda other: [key in other.unsupported(config) for key in DISTINGUISHING])
     key = nearest.unsupported(config)[0]
-    setting = f"{where}model.{key}={str(getattr(config, key)).lower()}"
+    setting = f"{where}model.{key}={to_override_value(getattr(config, key))}"
     raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
 
 

@@ -95,7 +95,8 @@ def _json_rows(file: Path | str, column: str) -> Rows:
                 if line.strip():
                     yield json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
-                raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
+                expected = "expected an object in each line, or a list of objects"
+                raise UserError(f"{file}: line {number} is not JSON ({error.msg}); {expected}") from error
             except ValueError as error:
                 raise UserError(f"{file}: line {number}: {error}") from error
 
