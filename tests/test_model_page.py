@@ -51,14 +51,10 @@ def test_the_logits_are_ours(case, tmp_path):
 
 
 @needs_node
-@pytest.mark.parametrize(
-    ("separator", "changes"),
-    [(7, {"position": "learned"}), (7, {"rope_theta": 100.0, "d_head": 6}), (None, {"position": "none"})],
-)
-def test_decoding_past_the_context_and_across_documents_is_ours(separator, changes, tmp_path):
+@pytest.mark.parametrize("changes", [{"position": "learned"}, {"rope_theta": 100.0, "d_head": 6}, {"position": "none"}])
+def test_decoding_past_the_context_is_ours(changes, tmp_path):
     """Each greedy token, and the five best with the logits that decided it."""
     net, n_tokens, prompt = noisy(tiny(**changes), "tied_scaled", BPE.vocab_size), 32, [0, *range(5, 15)]
-    net.document_separator = separator
     logits = []
     tokens = [token for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), n_tokens)]
     page = export_page(net, BPE, tmp_path, "f32")

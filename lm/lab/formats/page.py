@@ -79,7 +79,6 @@ def _config(net: Transformer) -> dict[str, Any]:
         "embedding_multiplier": net.embed.multiplier,
         "vocab_size": net.vocab_size,
         "seq_len": net.seq_len,
-        "document_separator": net.document_separator,
     }
 
 

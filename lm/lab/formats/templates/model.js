@@ -78,12 +78,12 @@ function rotate({ config }, heads, position) {  // (H, K) -> (H, K): coordinates
 
 function newCache(config) {  // of the positions of a window: each has a key and a value (n_kv_heads, K) in each layer
   const layers = Array.from({ length: config.n_layers }, () => ({ keys: [], values: [] }));
-  return { length: 0, document: 0, layers };  // document: where the one begins that attention does not leave
+  return { length: 0, layers };
 }
 
 function attention(model, layer, x, cache) {  // (D,) -> (D,)
   const { n_heads, n_kv_heads, head_dim, qk_norm } = model.config, name = `blocks.${layer}.attn`;
-  const { keys, values } = cache.layers[layer], position = cache.length - cache.document;
+  const { keys, values } = cache.layers[layer], position = cache.length;
   let q = linear(model, `${name}.q_proj`, x);  // (H, K)
   let k = linear(model, `${name}.k_proj`, x);  // (n_kv_heads, K)
   if (qk_norm) [q, k] = [norm(model, `${name}.q_norm`, q), norm(model, `${name}.k_norm`, k)];
@@ -94,15 +94,15 @@ function attention(model, layer, x, cache) {  // (D,) -> (D,)
   for (let head = 0; head < n_heads; head++) {
     const at = head * head_dim, shared = Math.floor(head * n_kv_heads / n_heads) * head_dim;
     let highest = -Infinity, total = 0;
-    for (let s = cache.document; s < keys.length; s++) {
+    for (let s = 0; s < keys.length; s++) {
       const key = keys[s];
       let score = 0;
       for (let i = 0; i < head_dim; i++) score += q[at + i] * key[shared + i];
       scores[s] = score / Math.sqrt(head_dim);
       highest = Math.max(highest, scores[s]);
     }
-    for (let s = cache.document; s < keys.length; s++) total += scores[s] = Math.exp(scores[s] - highest);
-    for (let s = cache.document; s < keys.length; s++) {
+    for (let s = 0; s < keys.length; s++) total += scores[s] = Math.exp(scores[s] - highest);
+    for (let s = 0; s < keys.length; s++) {
       const value = values[s], share = scores[s] / total;
       for (let i = 0; i < head_dim; i++) y[at + i] += share * value[shared + i];
     }
@@ -158,8 +158,7 @@ const BLOCKS = {  // (D,) -> (D,)
 };
 
 function hiddenState(model, token, cache) {  // of the token that follows those in the cache: (D,)
-  if (token === model.config.document_separator) cache.document = cache.length;
-  let x = embed(model, token, cache.length - cache.document);  // (D,)
+  let x = embed(model, token, cache.length);  // (D,)
   for (let layer = 0; layer < model.config.n_layers; layer++) x = BLOCKS[model.config.norm_order](model, layer, x, cache);
   cache.length += 1;
   return norm(model, "norm", x);
