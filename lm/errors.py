@@ -76,7 +76,8 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except DAMAGE as error:
-        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {first_line(error)})") from error
+        text = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else first_line(error)  # has the line
+        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {text})") from error
 
 
 def first_line(error: BaseException | str) -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lm.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
+_warn_once = cache(log.warning)
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
 # Of a result.json: what all of its readers need.
@@ -280,7 +282,7 @@ def read_base(init_from: str) -> Base:
         raise UserError(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = _training_of(folder)
     if folder.name == "model" and is_run(folder.parent) and not (folder.parent / "result.json").exists():
-        log.warning("init_from=%s: is unfinished; this is its model when it was stopped", init_from)
+        _warn_once("init_from=%s: is unfinished; this is its model when it was stopped", init_from)
     return Base(
         folder=folder,
         settings=settings,

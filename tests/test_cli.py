@@ -73,6 +73,8 @@ MISTAKES = """
     train my.txt data.path=a,b.txt -> my.txt: is a second text
     train runs/young -> run_dir=runs/young
     train run_dir=runs/yuong -> run_dir=runs/young
+    train run_dir=nothere -> run_dir=nothere: no such run; data=stdlib
+    train my.txt model =tiny -> without spaces around the =
     train model=smal -> did you mean model=small?
     train data=mine.txt -> data=text data.path=mine.txt
     train my.txt trainer.max_steps=1e4 -> trainer.max_steps=1e4: Value '10000.0'
@@ -366,7 +368,8 @@ def test_help_has_each_setting_and_group_at_the_width_of_the_terminal(name, comm
     assert (code, error) == (0, "")
     assert max(map(len, out.splitlines())) < 80
     assert "..." not in out.replace("key=value ...", "")
-    kinds = kinds_of(import_module(COMMANDS[name].module).SCHEMA)
+    module = import_module(COMMANDS[name].module)
+    kinds = kinds_of(module.SCHEMA).keys() - getattr(module, "HIDDEN", ())
     leaves = {key for key in kinds if not any(other.startswith(f"{key}.") for other in kinds)}
     assert leaves <= {*re.findall(r"^  ([\w.]+)=", out, re.MULTILINE)}
     for group in CHOSEN_FROM.get(name, ()):

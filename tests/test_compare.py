@@ -142,13 +142,14 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at
     code, shown, said = command("ablate", "model.d_ff=16,32", "my.txt", "seeds=3", "margin=0.5", *TINY)
     assert code == 0, said
     (sentence,) = re.findall("^d_ff=32 .*16.* perplexity .*", shown, re.M)
-    *_, path, output_dir = shown.splitlines()[-1].split()
+    *_, path, other = shown.splitlines()[-1].split()
     path = Path(path)
+    assert other == f"output_dir={path.parent}-edited"
     assert yaml.safe_load(path.read_text())["equivalence_margin"] == 0.5
     answer = compare("model.d_ff=16,32", text="my.txt", seeds=3, margin=0.5, overrides=TINY)
     assert answer.sentence == sentence, "the same question, whose runs are there"
     assert answer.verdict == answer.contrasts["verdict"].iloc[0]
-    code, shown, said = command("ablate", str(path), output_dir)
+    code, shown, said = command("ablate", str(path), f"output_dir={path.parent}")
     assert code == 0, said
     assert re.findall("^d_ff=32 .*", shown, re.M) == [sentence], "the file asks the same question"
     path.write_text(path.read_text() + "# mine\n")

@@ -99,6 +99,8 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
     '--lr: no such flag; did you mean optim.lr=0.1?'
     """
     typed, equals, value = word.partition("=")
+    if not typed:
+        return f"{word}: expected key=value without spaces around the ="
     name = typed.lstrip("-+~").replace("-", "_").lower()
     if not equals and "=" not in following and not following.startswith("-"):
         value = following
@@ -280,8 +282,8 @@ def unknown_word(word: str) -> str:
     folder, name = os.path.split(word)
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     close = difflib.get_close_matches(name, names, 1, 0.75)
-    advice = f"did you mean {shlex.quote(os.path.join(folder, close[0]))}?" if close else "run_dir=RUN names a run"
-    return f"{word}: no such file, folder or glob; {advice}"
+    advice = f"; did you mean {shlex.quote(os.path.join(folder, close[0]))}?" if close else ""
+    return f"{word}: no such file, folder or glob{advice}"
 
 
 def split_values(override: str) -> list[str]:

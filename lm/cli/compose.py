@@ -135,9 +135,8 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     if not path.exists() and {*keys} == {"run_dir"}:
         runs = [place.name for place in path.parent.glob("*") if is_run(place)]
         close = difflib.get_close_matches(path.name, runs, 1)
-        if close:
-            meant = shlex.quote(f"run_dir={path.with_name(close[0])}")
-            raise UserError(f"run_dir={run_dir}: no such run; did you mean {meant}? seed=0 beside it starts a new run")
+        meant = f"; did you mean {shlex.quote(f'run_dir={path.with_name(close[0])}')}?" if close else ""
+        raise UserError(f"run_dir={run_dir}: no such run{meant}; data=stdlib beside it starts a new run there")
     if not is_run(path) or ({*keys} & {*GROUPS} - CONTINUED):
         return None
     from lm.training.run_directory import RunDirectory

@@ -13,7 +13,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from lm.system.terminal import format_table
 # Settings of data that say which text is read. All other settings of data are for training.
 TEXT_SETTINGS = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows"}
 TEXT_SETTINGS |= {"max_bytes", "cache_dir"}
+HIDDEN = {f"data.{item.name}" for item in fields(DataConfig) if item.name not in TEXT_SETTINGS}  # from --help
 Rows = list[tuple[str, ...]]
 log = logging.getLogger(__name__)
 

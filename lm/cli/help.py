@@ -57,7 +57,8 @@ def help_text(command: str, module: Any, is_whole: bool = False) -> str:
     width = max(shutil.get_terminal_size().columns - 1, 60)
     docstring = re.sub(r"lm-lab (\w+)", lambda match: command_line(match[1]), str(module.__doc__).strip())
     values = compose("train", [], RunConfig) if module.SCHEMA is RunConfig else None
-    every = {setting.key: setting for setting in settings(module.SCHEMA, values)}
+    hidden = getattr(module, "HIDDEN", ())
+    every = {setting.key: setting for setting in settings(module.SCHEMA, values) if setting.key not in hidden}
     shown = [every[key] for key in USUAL] if command == "train" and not is_whole else [*every.values()]
 
     parts = [_filled(paragraph, width) for paragraph in docstring.split("\n\n")]

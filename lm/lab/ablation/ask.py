@@ -31,6 +31,7 @@ from lm.system.terminal import to_override_value
 SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
 FRESH = 100  # added to the seeds of a confirmation, or more if these have been used
+AGAIN = "Confirmation on fresh seeds: "
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
 RESERVED = {
@@ -164,7 +165,7 @@ def _seeds(value: Any) -> Any:
     if type(value) in (int, float) and float(value).is_integer():
         return [*range(min(int(value), MOST_SEEDS + 1))]  # which is refused
     is_list = not isinstance(value, str | float | bool)
-    require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list of them")
+    require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list, as in 'seeds=[1,2,3]'")
     return value
 
 
@@ -205,7 +206,8 @@ def write_question(question: Question, folder: Path) -> Path:
         path = path.with_stem(f"{path.stem}-{json_sha256(content)[:4]}")
     if not path.exists():
         words = ["lm-lab", "ablate", str(path), f"output_dir={folder}"]
-        head = f"# {shlex.join(words)}\n# A line `tune: learning_rate` scores each arm at its own best learning rate.\n"
+        head = f"# {shlex.join(words)}\n# An edited question needs another output_dir.\n"
+        head += "# A line `tune: learning_rate` scores each arm at its own best learning rate.\n"
         write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     return path
 
@@ -243,7 +245,7 @@ def confirmation(source: Path) -> QuestionFile:
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
     return asked | {
         "name": f"{question.name[:32]}-confirm",
-        "question": f"Confirmation on fresh seeds: {question.question}",
+        "question": f"{AGAIN}{question.question.removeprefix(AGAIN)}",
         "arms": {arm: record.arms[arm].overrides for arm in arms},
         "seeds": seeds,
         "first_fold": float(first_fold),

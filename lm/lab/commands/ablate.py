@@ -103,8 +103,8 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
     if is_line:
         path = write_question(question, results.folder)
         if not ablation.json:
-            words = shlex.join([str(path), f"output_dir={results.folder}"])
-            print(f"the question is a file, to be edited and asked again: {words}")
+            line = command_line("ablate", str(path), f"output_dir={results.folder}-edited")
+            print(f"to ask an edited question, edit {path} and type: {line}")
     return verdict_code(results) if is_verdict else int(not results.is_whole())
 
 

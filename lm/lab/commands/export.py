@@ -21,7 +21,7 @@ class ExportConfig:
     run_dir: str | None = None  # run, or its model folder; null: newest run
     output_dir: str  # new or empty folder
     format: str = "safetensors"  # safetensors: Hugging Face folder; gguf: for llama.cpp; page: HTML
-    dtype: str | None = None  # type of the matrices: f32, f16, in gguf q8_0; null: f16 in a page
+    dtype: str | None = None  # type of the matrices: f32; in a page f16 (null) or f32; in gguf f32, f16, q8_0
     title: str | None = None  # title of a page; null: name of the run
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 

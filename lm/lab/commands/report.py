@@ -33,7 +33,8 @@ def run(args: list[str]) -> int:
     keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")][:1]
     if words and not keys:
         what = "holds neither ablation.json nor config.yaml" if os.path.isdir(words[0]) else "no such folder"
-        raise UserError(f"{words[0]}: {what}; expected the folder of an ablation, or of a run that train wrote")
+        expected = "expected the folder of an ablation, or of a run that train wrote, or rows=FILE.csv"
+        raise UserError(f"{words[0]}: {what}; {expected}")
     named, others = words[:1], words[1:]
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
     if config.rows is not None:
