@@ -169,6 +169,12 @@ def foreign_classes(config: ModelConfig) -> dict[str, str]:
     return {key: path for key, path in named.items() if path not in CLASSES[key]}
 
 
+def consent(settings: Mapping[str, Any]) -> list[str]:
+    """Return the word of a command that lets a model import the classes of the user; none for a model without."""
+    classes = [settings[key] for key, built_in in CLASSES.items() if settings.get(key) not in (None, *built_in)]
+    return [f"classes=[{','.join(classes)}]"] if classes else []
+
+
 # Settings that each kind of head needs. A head accepts no setting of other heads.
 HEAD_SETTINGS: dict[str, tuple[str, ...]] = {
     "tied": (),

@@ -217,7 +217,7 @@ def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tupl
 
     folder = model_folder(run_dir)
     settings = read_settings(folder)
-    check_classes(settings.model, classes)
+    check_classes(settings.model, [classes] if isinstance(classes, str) else classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
@@ -233,21 +233,17 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
     import torch
 
     from lm.model.transformer import Transformer
+    from lm.system.device import default_state
 
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # whatever a notebook has set
-    try:
-        # A class of the user may have tensors that no file holds.
-        with torch.device("cpu" if foreign_classes(settings.model) else "meta"):
-            net = Transformer(
-                settings.model,
-                settings.head,
-                vocab_size=settings.vocab_size,
-                seq_len=settings.seq_len,
-                document_separator=settings.document_separator,
-            )
-    finally:
-        torch.set_default_dtype(default)
+    # A class of the user may have tensors that no file holds.
+    with default_state(), torch.device("cpu" if foreign_classes(settings.model) else "meta"):
+        net = Transformer(
+            settings.model,
+            settings.head,
+            vocab_size=settings.vocab_size,
+            seq_len=settings.seq_len,
+            document_separator=settings.document_separator,
+        )
     net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
     return net
 

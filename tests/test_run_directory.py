@@ -5,10 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import TEXT, TINY_RUN
+from safetensors.torch import load_file
 
+from lm.config import ModelConfig, OptimConfig
 from lm.errors import UserError
+from lm.folder import read_base
 from lm.system.code import code_of
 from lm.system.files import is_run
 from lm.training.train import train
@@ -41,8 +45,7 @@ def test_a_run_says_which_code_made_it_and_other_code_does_not_continue_it(text_
     stop(run, 12)
     code = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["code"]
     other = {"version": "9.9.9", "hash": "0" * 64}
-    for module in ("lm.training.run_directory", "lm.training.train"):
-        monkeypatch.setattr(f"{module}.code_identity", lambda: other)
+    monkeypatch.setattr("lm.training.run_directory.code_identity", lambda: other)
     with pytest.raises(UserError, match=r"was begun by other code.*checkpoint\.resume=false.*other_code=true"):
         train(run)
     train(replace(run, other_code=True))
@@ -50,6 +53,58 @@ def test_a_run_says_which_code_made_it_and_other_code_does_not_continue_it(text_
     monkeypatch.undo()
     assert train(run)[1]["code"] == other
     assert "was made by other code (version 9.9.9)" in caplog.text
+
+
+CLASS = """
+import torch
+from torch import nn
+from lm import Linear
+
+FACTOR = 1.0
+
+class Own(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up_proj = Linear(config.d_model, config.d_ff)
+        self.down_proj = Linear(config.d_ff, config.d_model)
+        self.register_buffer("n", torch.tensor(0))
+        self.register_buffer("one", torch.tensor(1.0), persistent=False)
+
+    def forward(self, x):
+        self.n += self.training
+        return FACTOR * self.one * self.down_proj(self.up_proj(x).relu())
+"""
+
+
+def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path, monkeypatch):
+    """Its counter is that of the trained model, its tensors may lie in no file, and its module is hashed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "counts_of_mine.py").write_text(CLASS)
+    model = ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, ffn="counts_of_mine.Own")
+    run = short_run(text_file, tmp_path / "run", model=model, max_steps=6, optim=OptimConfig(ema=0.5, warmup_steps=2))
+    train(run)
+    assert load_file(tmp_path / "run/model/model.safetensors")["blocks.0.ffn.n"] == 6
+    adapted = replace(run, model=replace(model, linear="lora"), init_from=str(tmp_path / "run"))
+    adapted = replace(adapted, tokenizer=read_base(str(tmp_path / "run")).tokenizer, run_dir=str(tmp_path / "adapted"))
+    assert train(adapted)[1]["val_loss"] > 0
+    stopped = replace(run, run_dir=str(tmp_path / "stopped"))
+    stop(stopped, 3)
+    (tmp_path / "counts_of_mine.py").write_text(CLASS.replace("FACTOR = 1.0", "FACTOR = 2.0"))
+    with pytest.raises(UserError, match=r"was begun by another version of counts_of_mine\.Own"):
+        train(stopped)
+
+
+def test_the_defaults_of_torch_that_a_notebook_has_set_change_no_run(text_file, tmp_path):
+    run, losses = short_run(text_file, tmp_path / "run", max_steps=2), []
+    for dtype, records in ((torch.float32, True), (torch.float64, False)):
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.set_grad_enabled(records):
+                losses.append(train(replace(run, run_dir=str(tmp_path / f"{dtype}")))[1]["val_loss"])
+            assert torch.get_default_dtype() == dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert losses[0] == losses[1]
 
 
 def test_comments_docstrings_and_layout_are_no_code():

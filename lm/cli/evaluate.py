@@ -32,7 +32,7 @@ from lm.cli.arguments import (
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import DataConfig, RunConfig, build, default_of
+from lm.config import DataConfig, RunConfig, TokenizerConfig, build, default_of
 from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
@@ -198,7 +198,7 @@ def score_text(
 
 def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> None:
     """Warn if a file of the text is a file of the training text, or has its content under another name."""
-    from lm.data.sources import local_files_of
+    from lm.data.sources import local_files_of, local_states
     from lm.training.run_directory import RunDirectory
 
     run = RunDirectory(run_dir)
@@ -206,7 +206,9 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
         return
     trained = build(DataConfig, run.settings()["data"])
     is_same_file = bool(local_files_of(text) & local_files_of(trained)) and text.column == trained.column
-    if is_same_file or saved["data_hash"] == text_hash:  # the hash differs under another fold
+    before = [state for state, _ in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
+    was_read = local_states(text, TokenizerConfig()).get("data.path") in before
+    if is_same_file or was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
 
 

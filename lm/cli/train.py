@@ -23,7 +23,7 @@ from lm.cli import command_line
 from lm.cli.arguments import MIN_BYTES, hydra_words, is_text, key_of, kinds_of
 from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
-from lm.config import CLASSES, RunConfig, flat
+from lm.config import RunConfig, consent, flat
 from lm.data.ngram import ngram_figure
 from lm.data.paths import kind_of
 from lm.errors import UserError, without_secrets
@@ -161,13 +161,11 @@ def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> It
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
     run = [] if newest_run(Path("runs")) == path else [f"run_dir={path}" if "=" in str(path) else str(path)]
-    settings = flat(dict(config))
-    classes = [settings[key] for key, built_in in CLASSES.items() if settings.get(key) not in (None, *built_in)]
-    consent = [f"classes=[{','.join(classes)}]"] if classes else []  # to import the user's classes
+    classes = consent(flat(dict(config)))
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
-    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *consent)
-    yield command_line("look", *run, *consent)
+    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *classes)
+    yield command_line("look", *run, *classes)
     source, text = config["data"]["source"], config["data"]["path"] or ""
     is_usual = not text or (source == kind_of(text) == "text" and is_text(text) and not _is_short(text))
     if source in ("stdlib", "text") and is_usual and not config["init_from"] and without_secrets(text) == text:

@@ -17,6 +17,18 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # file of the control group: a conta
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
+@contextmanager
+def default_state() -> Iterator[None]:
+    """Let torch make fp32 tensors and record gradients, whatever a notebook has set before."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def cores() -> int:
     """Return the number of cores that this process may use, by its affinity and the quota of its control group."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,6 +8,7 @@ settings, text and tokenizer, and `code` (the version and the hash of the code).
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -17,13 +18,23 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import HASHES, LENGTH, LENGTHS, REQUESTED, RunConfig, differing_keys, flat, requested_settings
+from lm.config import (
+    HASHES,
+    LENGTH,
+    LENGTHS,
+    REQUESTED,
+    RunConfig,
+    differing_keys,
+    flat,
+    foreign_classes,
+    requested_settings,
+)
 from lm.data.paths import from_above
 from lm.data.sources import local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import read_result
-from lm.system.code import code_identity
-from lm.system.files import LOCK, PARTIAL, is_run, read_csv, read_yaml, remove_partial, write_text
+from lm.system.code import code_identity, code_of
+from lm.system.files import LOCK, PARTIAL, is_run, json_sha256, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 SAMPLE_TEMPERATURE = 0.8  # of drawn samples; the seed of a sample is the number of its prompt
@@ -171,11 +182,14 @@ class RunDirectory:
 
     def check_code(self, run: RunConfig) -> None:
         """Raise UserError if other code began the run, unless other_code=true is typed."""
-        began, now = self.read_config()["code"], code_identity()
+        began, now = self.read_config()["code"], code_of_run(run)
         if began != now and not run.other_code:
             before, this = (f"version {code['version']}, {code['hash'][:8]}" for code in (began, now))
+            other = f"other code ({before}; this is {this})"
+            if began["hash"] == now["hash"]:
+                other = f"another version of {', '.join(foreign_classes(run.model).values())}"
             advice = "checkpoint.resume=false starts again, other_code=true goes on with this code"
-            raise UserError(f"run_dir={self.path}: was begun by other code ({before}; this is {this}): {advice}")
+            raise UserError(f"run_dir={self.path}: was begun by {other}: {advice}")
 
     # --- result
 
@@ -198,7 +212,7 @@ class RunDirectory:
             for key in [key for key in now if now[key] != before.get(key)]:
                 log.warning("%s=%s: has changed since; this result is of what it was", key, flat(asdict(run))[key])
         log.info("%s is finished: nothing to train", self.path)
-        if saved["code"] != code_identity():
+        if saved["code"] != code_of_run(run):
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
@@ -209,6 +223,20 @@ def _differing_in_text(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     """Return the settings of text and tokenizer that differ, as dotted keys."""
     keys = [key for key in now if key.startswith(("data.", "tokenizer.")) and key != "data.cache_dir"]
     return [key for key in keys if before.get(key) != now[key]]
+
+
+def code_of_run(run: RunConfig) -> dict[str, str]:
+    """Return the version of lm, the hash of the code that computes, and the hash of the modules of the user's classes.
+
+    What such a module imports is not hashed.
+    """
+    if not (classes := foreign_classes(run.model)):
+        return code_identity()
+    from lm.model.user_class import import_class  # imports torch
+
+    modules = {import_class(key, dotted).__module__ for key, dotted in classes.items()}
+    files = sorted(filter(None, (getattr(sys.modules[module], "__file__", None) for module in modules)))
+    return code_identity() | {"classes": json_sha256([code_of(Path(file).read_text("utf-8")) for file in files])}
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -65,7 +65,10 @@ class State:
         """
         assert self.average is not None
         weights = saved_state(self.net)
-        averages = {name: tensor for name, tensor in self.average.state_dict().items() if tensor.is_floating_point()}
+        state = self.average.state_dict()
+        averages = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        for name in state.keys() - averages.keys():  # a counter or a mask of a class of the user
+            state[name].copy_(weights[name])
         decay = min(decay, self.step / (self.step + 9))
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update([*averages.values()], [weights[name] for name in averages], self.step)

@@ -28,8 +28,7 @@ from lm.model.init import named_seed
 from lm.model.transformer import Transformer
 from lm.registry import from_lab
 from lm.scoring import Scores, validate
-from lm.system.code import code_identity
-from lm.system.device import fast_attention, is_mixed, seed_generators
+from lm.system.device import default_state, fast_attention, is_mixed, seed_generators
 from lm.system.files import sync_files, write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.init_from import load_init_weights
@@ -48,7 +47,7 @@ from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
 from lm.training.resolve import build_model, resolve, with_steps
 from lm.training.result import build_result, cost_of
-from lm.training.run_directory import RunDirectory, default_directory
+from lm.training.run_directory import RunDirectory, code_of_run, default_directory
 from lm.training.state import State, newest_checkpoint, remove_later
 
 # Set by launchers that start a command again. The run then resumes, even with checkpoint.resume=false.
@@ -90,7 +89,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
 def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData) -> dict[str, Any]:
     """Train a run in its locked directory, from its newest checkpoint on. Returns its result."""
     signals = Signals()
-    with ExitStack() as stack:
+    with ExitStack() as stack, default_state():
         engine = setup(run, directory, hashes, data, stack)
         run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
@@ -182,7 +181,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     is_first, vocab_size = is_first_process(run.trainer.world_size), data.tokenizer.vocab_size
     restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     resumes, begun = run.checkpoint.resume or restarted, directory.has_begun()
-    identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_identity()}
+    identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_of_run(run)}
     requested, saved = requested_settings(run), directory.read_config()
     identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
     if saved and (begun or not differing_keys(saved, requested | hashes)):  # the first command said what was asked for

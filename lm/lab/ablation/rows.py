@@ -50,7 +50,7 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of a frame that are read. Raises UserError that names a column, or a row by its index."""
     columns = f"has the columns {', '.join(map(str, given.columns)) or 'none'}"
     is_whole = all([*given.columns].count(name) == 1 for name in KINDS)
-    require(is_whole, columns, f"{', '.join(KINDS)} with commas between, each once")
+    require(is_whole, columns, f"{', '.join(KINDS)}, each once")
     rows, places = [], dict[tuple[str, int], Any]()
     for place, arm, seed, value in given[[*KINDS]].itertuples(name=None):
         with error_prefix(str(place) if isinstance(place, str) else f"row {place}"):

@@ -55,8 +55,8 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
     """
     name = key.removeprefix("-")
     check_key("sort", name, runs)
-    values = [str(run.settings[name]) for run in runs if name in run.settings and name not in run.result]
-    if len(values) > 1 and len({*values}) == 1:
+    values = [str(run[name]) for run in runs if run.settings]
+    if len(values) > 1 and len({*values}) == 1 and not any(name in run.result for run in runs):
         meant = " or ".join(result for result in RESULTS if name in result)
         hint = f"; did you mean {meant}?" if meant else ""
         raise UserError(f"sort={key}: the setting {name} is {values[0]} in all of these runs{hint}")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import described_settings, flat
+from lm.config import consent, described_settings, flat
 from lm.data.ngram import ngram_figure
 from lm.errors import UserError
 from lm.folder import read_result
@@ -66,7 +66,7 @@ def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
 
 def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
     """Yield what can be done with the run, each with the command, to be typed in the folder of `report`."""
-    address = shlex.quote(f"run_dir={run.path}")
+    address = shlex.join([f"run_dir={run.path}", *consent(run.settings)])
     if run.status == "unfinished":
         yield "Resume it", f"python -m lm train {address}"
     if (run.path / "model/config.json").exists():
