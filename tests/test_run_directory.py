@@ -1,6 +1,7 @@
 """Whose folder a run directory is, and which code made a run."""
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,9 @@ def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path
     (tmp_path / "counts_of_mine.py").write_text(CLASS.replace("FACTOR = 1.0", "FACTOR = 2.0"))
     with pytest.raises(UserError, match=r"was begun by another version of counts_of_mine\.Own"):
         train(stopped)
+    (tmp_path / "counts_of_mine.py").unlink()
+    monkeypatch.delitem(sys.modules, "counts_of_mine")
+    assert train(run)[1]["steps"] == 6, "a finished run is shown without its class"
 
 
 def test_the_defaults_of_torch_that_a_notebook_has_set_change_no_run(text_file, tmp_path):

@@ -212,7 +212,10 @@ class RunDirectory:
             for key in [key for key in now if now[key] != before.get(key)]:
                 log.warning("%s=%s: has changed since; this result is of what it was", key, flat(asdict(run))[key])
         log.info("%s is finished: nothing to train", self.path)
-        if saved["code"] != code_of_run(run):
+        is_same = False
+        with suppress(UserError):  # a class of the user may be gone
+            is_same = saved["code"] == code_of_run(run)
+        if not is_same:
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
         if run.prompts and run.prompts != saved.get("prompts"):
             log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
