@@ -61,7 +61,7 @@ import torch
 from torch import nn
 from lm import Linear
 
-FACTOR = 1.0
+from factor_of_mine import FACTOR
 
 class Own(nn.Module):
     def __init__(self, config):
@@ -78,9 +78,10 @@ class Own(nn.Module):
 
 
 def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path, monkeypatch):
-    """Its counter is that of the trained model, its tensors may lie in no file, and its module is hashed."""
+    """Its counter is that of the trained model, its tensors may lie in no file, its code is hashed."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counts_of_mine.py").write_text(CLASS)
+    (tmp_path / "factor_of_mine.py").write_text("FACTOR = 1.0\n")
     model = ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, ffn="counts_of_mine.Own")
     run = short_run(text_file, tmp_path / "run", model=model, max_steps=6, optim=OptimConfig(ema=0.5, warmup_steps=2))
     train(run)
@@ -90,7 +91,7 @@ def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path
     assert train(adapted)[1]["val_loss"] > 0
     stopped = replace(run, run_dir=str(tmp_path / "stopped"))
     stop(stopped, 3)
-    (tmp_path / "counts_of_mine.py").write_text(CLASS.replace("FACTOR = 1.0", "FACTOR = 2.0"))
+    (tmp_path / "factor_of_mine.py").write_text("FACTOR = 2.0\n")  # which the class imports
     with pytest.raises(UserError, match=r"was begun by another version of counts_of_mine\.Own"):
         train(stopped)
     (tmp_path / "counts_of_mine.py").unlink()

@@ -293,7 +293,7 @@ def split_values(override: str) -> list[str]:
 
 
 def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
-    """Return the recipe for the text that overrides name, if they choose none. Say which one, with the size.
+    """Return the recipe for the text that overrides name, if they choose none. Log the recipe and the size.
 
     experiment=, model=, tokenizer=, optim= and init_from= decide how to train; a head, a trainer
     and a logger do not. Raises UserError for a text that is too small or texts that differ.

@@ -125,8 +125,8 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
 
     If another group than data or logger is typed, return None too: the whole run is typed then.
 
-    Raises UserError if the name of the run may be mistyped, or if a class of the user would be imported
-    without its setting being typed.
+    Raises UserError if run_dir is all that is typed and there is no run, or if a class of the user would be
+    imported without its setting being typed.
     """
     if not (run_dir := config.get("run_dir")):
         return None

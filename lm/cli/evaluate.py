@@ -197,7 +197,7 @@ def score_text(
 
 
 def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> None:
-    """Warn if a file of the text is a file of the training text, or has its content under another name."""
+    """Warn if the model, or a model that it started from, was trained on a file of the text or on a copy of it."""
     from lm.data.sources import local_files_of, local_states
     from lm.training.run_directory import RunDirectory
 

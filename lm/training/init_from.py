@@ -62,7 +62,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
     """Return whether a model was trained on the file that scores this run, with another part of it held out.
 
-    The model is also one that this model, or another before it, started from.
+    The models that the model started from count too.
     """
     scored = local_states(run.data, run.tokenizer).get("data.val_path" if run.data.val_path else "data.path")
     return any(state is not None and state == scored and own != data.hash for state, own in _texts_of(base))

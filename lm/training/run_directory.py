@@ -8,7 +8,6 @@ settings, text and tokenizer, and `code` (the version and the hash of the code).
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -33,7 +32,7 @@ from lm.data.paths import from_above
 from lm.data.sources import local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import read_result
-from lm.system.code import code_identity, code_of
+from lm.system.code import code_identity
 from lm.system.files import LOCK, PARTIAL, is_run, json_sha256, read_csv, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
@@ -229,17 +228,12 @@ def _differing_in_text(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 
 
 def code_of_run(run: RunConfig) -> dict[str, str]:
-    """Return the version of lm, the hash of the code that computes, and the hash of the modules of the user's classes.
-
-    What such a module imports is not hashed.
-    """
+    """Return the version of lm, the hash of the code that computes, and the hash of the code of the user's classes."""
     if not (classes := foreign_classes(run.model)):
         return code_identity()
-    from lm.model.user_class import import_class  # imports torch
+    from lm.model.user_class import sources_of  # imports torch
 
-    modules = {import_class(key, dotted).__module__ for key, dotted in classes.items()}
-    files = sorted(filter(None, (getattr(sys.modules[module], "__file__", None) for module in modules)))
-    return code_identity() | {"classes": json_sha256([code_of(Path(file).read_text("utf-8")) for file in files])}
+    return code_identity() | {"classes": json_sha256(sources_of(classes))}
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -1,16 +1,11 @@
 """The arms of an ablation: checked, matched in size, counted, and what a step of each costs here."""
 
-import ast
 import hashlib
 import logging
 import math
-import sys
-import sysconfig
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -26,8 +21,8 @@ from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.question import SEED, Question
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
-from lm.model.user_class import import_class
-from lm.system.code import code_identity, code_of
+from lm.model.user_class import sources_of
+from lm.system.code import code_identity
 from lm.system.files import sha256
 from lm.training.init_from import check_start, has_read_validation_text
 from lm.training.resolve import build_model, resolve, step_timer, with_steps
@@ -268,59 +263,8 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
 
     `classes` are of the user's own, setting -> dotted path. Raises UserError if such a class has no source file.
     """
-    own = code_identity()["hash"]
-    files = dict[str, str]()
-    for key, dotted in classes.items():
-        for module in {import_class(key, dotted).__module__, dotted.rpartition(".")[0]}:
-            source = str(getattr(sys.modules[module], "__file__", None))
-            if not source.endswith(".py"):
-                raise UserError(f"{key}={dotted}: {module} has no source file, so its changes could not be noticed")
-            files |= {module: source, **_local_imports(module)}
-    if not files:
-        return own
-    sources = {name: code_of(Path(file).read_text(encoding="utf-8")) for name, file in sorted(files.items())}
-    return hashlib.sha256(repr((own, sources)).encode()).hexdigest()
-
-
-def _local_imports(module: str) -> dict[str, str]:
-    """Return, by name, the files of a module and of all that it imports, outside of installed packages and of lm."""
-    files, names = dict[str, str](), [module]
-    while names:
-        name = names.pop()
-        if name in files or not _is_local(name.partition(".")[0]):
-            continue
-        spec = _spec_of(name)
-        if spec and spec.origin and spec.origin.endswith(".py"):
-            files[name] = spec.origin
-            names += _imported(Path(spec.origin), spec.parent or "")
-            names += [spec.parent] if spec.parent else []
-    return files
-
-
-def _spec_of(name: str) -> ModuleSpec | None:
-    """Return where a module comes from, or None if a name is no module. Imports the packages that hold the module."""
-    try:
-        return find_spec(name)
-    except (ImportError, ValueError):
-        return None
-
-
-def _is_local(package: str) -> bool:
-    """Return whether a package is neither lm nor installed. Imports nothing: an installed package may be large."""
-    spec = _spec_of(package)
-    if package == "lm" or spec is None:
-        return False
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places = [Path(place).absolute() for place in (spec.submodule_search_locations or [str(spec.origin)])]
-    return not any(place.is_relative_to(folder) for place in places for folder in installed)
-
-
-def _imported(source: Path, package: str) -> Iterator[str]:
-    """Yield what a file may import: modules, and names that may be modules."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    own, sources = code_identity()["hash"], sources_of(classes)
+    for module, code in sources.items():
+        if code is None:
+            raise UserError(f"{', '.join(classes.values())}: {module} has no source file to compare later")
+    return own if not sources else hashlib.sha256(repr((own, sources)).encode()).hexdigest()

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ FRESH = 100  # added to the seeds of a confirmation, or more if these have been 
 AGAIN = "Confirmation on fresh seeds: "
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
+COMPOSE_RUN: Compose = partial(compose, "train", schema=RunConfig)
 RESERVED = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
@@ -49,7 +51,7 @@ OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and score
 
 
 def ask_line(change: str, words: Sequence[str]) -> list[str]:
-    """Return the overrides of ablate that compare the values of a setting, by the recipe of the text.
+    """Return the overrides of ablate that compare the values of a setting, with the recipe of the text.
 
     `change` and `words`, the settings of all arms, are settings of train as they were typed. Raises UserError.
     """
@@ -263,12 +265,7 @@ def compose_question(config: AblateConfig) -> dict[str, RunConfig]:
     return runs
 
 
-def composed_arm(overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of an arm by its overrides. Raises UserError."""
-    return compose("train", overrides, RunConfig)
-
-
-def compose_arms(question: Question, typed: list[str], compose: Compose = composed_arm) -> dict[str, RunConfig]:
+def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOSE_RUN) -> dict[str, RunConfig]:
     """Return the configuration of every arm; the overrides that were `typed` change them all.
 
     The init_from of an arm may hold {seed}; model and tokenizer are then those of its first seed. Raises UserError

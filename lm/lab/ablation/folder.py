@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -372,8 +370,10 @@ class RunReader:
         """The rows of curves.csv by run."""
         path = self.folder / "curves.csv"
         with reading(path):
-            rows = read_csv(path) if path.exists() else []
-            return {run_dir: [*own] for run_dir, own in groupby(rows, itemgetter("run_dir"))}
+            curves: dict[str, list[dict[str, str]]] = {}
+            for row in read_csv(path) if path.exists() else ():
+                curves.setdefault(row["run_dir"], []).append(row)
+            return curves
 
     def lines(self, run_dir: str) -> list[dict[str, str]]:
         """Return the whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""
