@@ -69,7 +69,7 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
 
 
 def _texts_of(base: Base) -> list[list[str | None]]:
-    """Return the digest of the training text, and the hash with its split, of a model and of those before it."""
+    """Return, for a model and each model before it, the digest of its training text and the hash of text and split."""
     if not is_run(base.folder.parent):
         return []
     trained = read_yaml(base.folder.parent / "config.yaml")

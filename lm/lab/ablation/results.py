@@ -165,7 +165,7 @@ class Results:
 
     @cached_property
     def curves_shown(self) -> pd.DataFrame:
-        """The validations of `shown_runs`; the column metric is that of the question."""
+        """The validations of `shown_runs`, with the metric of the question in the column metric."""
         curves, shown = self.curves, self.shown_runs()["run_dir"]
         curves = curves[curves["run_dir"].isin(shown) & (curves["purpose"] == REPORTED)]
         return curves.assign(metric=curves[f"val/{self.question.metric.removeprefix('val_')}"])
