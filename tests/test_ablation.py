@@ -111,6 +111,9 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
     for seeds in ([2], [9, 1], [9, 2, 0, 1]):
         lab.run(seeds=seeds, arms=THREE, baseline="untied", primary=[], folds=True)
     assert len(made) == n + 3, "also one that was left out"
+    too_many = r"^ablation\.seeds: 11 seeds, 5 of them from earlier calls, hold out 11 .* makes 10"
+    with pytest.raises(UserError, match=too_many):
+        lab.run(seeds=[*range(20, 26)], arms=THREE, baseline="untied", primary=[], folds=True)
     assert other.runs.run_dir[other.runs.purpose == "unused"].tolist() == [names["tied", 3], names["untied", 3]]
 
 
@@ -198,6 +201,10 @@ def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path):
     assert len({folder_of(*words) for words in (typed, *others)}) == 1 + len(others)
     write_record(AblationRecord(question=question(), overrides=typed), tmp_path)
     assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
+    here = ["data.path=b.txt", f"init_from={Path.cwd()}/runs/a"]
+    write_record(AblationRecord(question=question(), overrides=here), tmp_path)
+    for words in ([f"data.path={Path.cwd()}/b.txt", "init_from=runs/a"], ["data.path='./b.txt'", "init_from=runs/./a"]):
+        assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=words)), "the same files"
 
 
 # --- calls that end early

@@ -114,14 +114,17 @@ MISTAKES = """
     evaluate mine.txt -> mine.txt: no such file
     evaluate run_dir=x data.path=y -> data.path=y
     report run_dir=. -> run_dir=.
+    report run_dir=absent -> absent/config.yaml: no such file
     report run_dir=. output_dir=. -> output_dir
     report rows=absent.csv -> rows=absent.csv: no such file
     ablate my.txt model.d_ff=64 -> head=tied,untied my.txt
-    ablate ablation.overrides=[seed=1] -> error: seed=1: the seeds
+    ablate ablation=smoke ablation.overrides=[seed=1] -> error: seed=1: the seeds
     ablate -m seed=1,2 -> -m
     ablate model.dropout=0,0.1 optim.lr=0.1,0.2 -> several settings
     ablate model.dropout=0,0.1 seeds=x -> seeds=x: expected how many
     ablate model.dropuot=0,0.1 -> model.dropuot
+    ablate seeds=3 my.txt -> ablation: no question is given
+    ablate model.d_ff=100 my.txt ablation.seeds=3 -> model.d_ff=100: has one value
     ablate ablation=smoke head=tied,untied -> several values beside a question
     ablate confirm=nowhere -> confirm=nowhere
     look run_dir=absent -> error: run_dir=absent

@@ -42,15 +42,18 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert list(question_in_a_line("head=tied,untied", [])["arms"]) == ["tied", "untied"]
     assert question_in_a_line("tokenizer=byte,char", [])["metric"] == "val_bpb"
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
-    for change in ("model.dropout=0.1", "model.dropout=0.1,0.1"):
+    for change in ("model.dropout", "model.dropout=0.1", "model.dropout=0.1,0.1"):
         with pytest.raises(UserError, match=r"model\.dropout"):
             question_in_a_line(change, [])
     for word in ("~ablation.arms.tied", "ablation.overrides=[a]", "ablation.arms.x=null"):
         with pytest.raises(UserError, match="write a YAML file"):
             hydra_words(["head=tied,untied", word])
-    for word in ("ablation.equivalence_margin=1%", "ablation.folds=maybe", "ablation.looks=3"):
+    for word in ("ablation.equivalence_margin=1%", "ablation.looks=3"):
         with pytest.raises(UserError, match=rf"^{word}: \w+"):
             asked_by("head=tied,untied", word)
+    for value, advice in (("maybe", ""), ("5", "; data.val_fraction=0.2 makes 5 parts of the text")):
+        with pytest.raises(UserError, match=rf"^folds={value}: expected true or false{advice}"):
+            asked_by("head=tied,untied", f"folds={value}")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,11 @@ MISTAKES = {
     QUESTION.replace("margin", "metirc"): "metirc: no such key",
     QUESTION.replace("seeds: 4\n", ""): "seeds: is missing",
     QUESTION + "equivalence_margin: 0.2\n": "margin: is equivalence_margin",
+    QUESTION + "folds: 5": "folds=5: expected true or false; data.val_fraction=0.2 makes 5",
+    QUESTION.replace("[3, 4]", "3"): r"looks=\[3\]",
+    QUESTION.replace("model.dropout=0.1", "{model.dropout: 0.1}"): r"arms\.dropout: model\.dropout: expected key=value",
+    QUESTION.replace("model.dropout=0.1", "[optim.betas=0.9,0.95]"): r"arms\.dropout: 0\.95: expected key=value",
+    QUESTION.replace("trainer.max_steps=4", "[model=tiny,small]"): "overrides: small: expected key=value",
     QUESTION.replace("margin: 0.1", "margin: x"): "equivalence_margin",
     "- a": "expected keys",
 }

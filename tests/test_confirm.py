@@ -39,6 +39,11 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     assert again["seeds"] == [204, 206], "none of 100 to 103, which the first ablation has used"
     assert (again["name"], again["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
     assert again["overrides"] == ["data.path=a.txt"]
+    record = read_record(folder)
+    record.seeds = [200, 204, *record.seeds]  # that were left out since; their runs are there
+    write_record(record, folder)
+    again = confirmation(folder)
+    assert (again["seeds"], again["first_fold"]) == ([306, 308], 4.0), "neither a seed nor a part that was ever used"
     RunFiles(folder / "runs/tied-seed100-0").status.unlink()
     with pytest.raises(UserError, match="has not ended"):
         confirmation(folder)
@@ -54,6 +59,17 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
 def test_a_confirmation_is_of_as_many_seeds_as_fresh_parts_of_the_text_allow(changes, expected, asked):
     again = confirmation(asked(**changes))
     assert (again["seeds"], again["first_fold"], again["looks"]) == expected
+
+
+def test_a_confirmation_finds_the_text_from_any_folder(asked, tmp_path, monkeypatch):
+    folder, path = asked(), f"{tmp_path.name}/a.txt"
+    (folder / "a.txt").touch()
+    record = read_record(folder)
+    record.overrides = [f"data.path={path}", "optim.lr=0.1"]
+    write_record(record, folder)
+    for place, found in ((folder.parent, path), (folder, f"'{folder}/a.txt'")):
+        monkeypatch.chdir(place)
+        assert confirmation(folder)["overrides"] == [f"data.path={found}", "optim.lr=0.1"]
 
 
 def test_what_is_no_ablation_cannot_be_confirmed(tmp_path):

@@ -63,7 +63,7 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"arms": {"tied": []}}, "arms: has 1"),
     ({"arms": {"tied": [], "un/tied": []}}, "arms.un/tied"),
     ({"name": "../x"}, "name=../x"),
-    ({"metric": "loss"}, "metric=loss"),
+    ({"metric": "loss"}, "metric=loss: choose one of val_loss, val_bpb, val_top1"),
     ({"metric": "val_top1", "equivalence_margin": None}, "equivalence_margin: is missing"),
     ({"equivalence_margin": 0.0}, "equivalence_margin=0.0"),
     ({"primary": ["tied"]}, "primary: tied"),
@@ -74,8 +74,8 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"seed_offsets": {"untied": 1}}, "seed_offsets.untied=1"),
     ({"seeds": [0, 1, 2, 3], "looks": [2, 4]}, "looks=[2, 4]"),
     ({"seeds": [0, 1, 2], "looks": [3, 2]}, "looks=[3, 2]"),
-    ({"folds": True, "seeds": [*range(11)]}, "seeds: 11 pairs hold out 11 different parts"),
-    ({"folds": True, "first_fold": 0.5, "seeds": [*range(10)]}, "seeds: 10 pairs hold out 11"),
+    ({"folds": True, "seeds": [*range(11)]}, "seeds: 11 seeds hold out 11 different parts"),
+    ({"folds": True, "first_fold": 0.5, "seeds": [*range(10)]}, "seeds: 10 seeds hold out 11"),
     ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, "contrasts.it={'untied': 1, 'tied': -0.5}: "),
     ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, "contrasts.it=tid"),
     ({"contrasts": {"it": {"untied": "one", "tied": -1}}}, "contrasts.it="),
@@ -161,6 +161,14 @@ def test_each_budget_holds_equal_what_it_names(planner):
             for arm in (tied, untied)
         ]
         assert spent[1] == pytest.approx(spent[0], rel=0.5 / untied.steps)
+
+
+def test_arms_whose_whole_steps_make_unequal_budgets_are_named(planner):
+    arms = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=3"]}
+    planner.plan(arms=arms)
+    assert "untied: 3,840 in" not in planner.tables[-1]
+    planner.plan("trainer.max_steps=5", arms=arms)
+    assert "different numbers of tokens: 672 in untied and 640 in tied. An arm makes whole steps." in planner.tables[-1]
 
 
 def test_a_plan_says_what_it_costs_and_detects_and_leaves_nothing(planner):

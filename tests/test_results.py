@@ -178,7 +178,7 @@ def test_runs_without_an_ablation(tmp_path):
 # --- mistakes and damage
 
 
-def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path):
+def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path, caplog):
     write_run_dir(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     for call, message in (
         (lambda: contrasts(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
@@ -189,6 +189,7 @@ def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             call()
+    assert not caplog.messages, "the error says all"
 
 
 def with_keys(**changes):

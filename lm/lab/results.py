@@ -73,6 +73,7 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     records = _read_runs(folder)
     listed = [record.run for record in records]
     keys = without_parts_of_the_head(differing(listed), listed) if settings is None else settings
+    keys = [keys] if isinstance(keys, str) else keys
     for key in keys:
         check_key("settings", key, listed)
     rows = []
@@ -135,7 +136,7 @@ def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
     """Return the ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
     top = Path(os.path.expanduser(folder))
-    places = folders_with([RECORD], top)
+    places = folders_with([RECORD], top) if top.is_dir() else {}
     if needed and not places:
         reason = f"holds no {RECORD}" if top.is_dir() else "no such folder"
         raise UserError(f"folder={folder}: {reason}; expected a folder that holds an ablation")

@@ -20,9 +20,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from lm.cli.arguments import for_hydra, key_of, kinds_of, quoted, recipe_for
+from lm.cli.arguments import PATHS, for_hydra, key_of, kinds_of, quoted, recipe_for
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import LENGTH, RunConfig, check_init, flat, literal
+from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
 from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
@@ -66,6 +67,7 @@ def question_in_a_line(change: str, overrides: Sequence[str]) -> QuestionFile:
 
     Raises UserError.
     """
+    require("=" in change, change, "a setting with its values, as in model.dropout=0,0.1")
     key, values = key_of(change), [to_override_value(value) for value in values_of(change)]
     if len({*values}) < max(2, len(values)):
         raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
@@ -102,6 +104,8 @@ def long_name(word: str) -> str:
         value = to_override_value(_seeds(yaml.safe_load(value)))
     if key == "tune":
         value = {"true": LEARNING_RATE, "false": "null"}.get(value.lower(), value)
+    if key == "folds":
+        _check_folds(yaml.safe_load(value))
     return f"ablation.{SHORT[key]}={value}"
 
 
@@ -142,12 +146,16 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             if short != key and {short, key} <= {*content}:
                 raise UserError(f"{short}: is {key}, which is there too")
         content = {SHORT.get(key, key): value for key, value in content.items()}
-        for key in {"overrides", "primary"} & content.keys():
+        for key in {"primary", "looks"} & content.keys():
             content[key] = _list_of(content[key])
+        if "overrides" in content:
+            content["overrides"] = _words("overrides", content["overrides"])
         if isinstance(arms := content.get("arms"), dict):
-            content["arms"] = {arm: _list_of(words) for arm, words in arms.items()}
+            content["arms"] = {arm: _words(f"arms.{arm}", words) for arm, words in arms.items()}
         if "seeds" in content:
             content["seeds"] = _seeds(content["seeds"])
+        if "folds" in content:
+            _check_folds(content["folds"])
         with explaining([], kinds):
             schema = OmegaConf.merge(OmegaConf.structured(Question), {"name": "any"}, content)
             missing = OmegaConf.missing_keys(schema)
@@ -171,10 +179,27 @@ def _seeds(value: Any) -> Any:
     return value
 
 
+def _check_folds(value: Any) -> None:
+    """Raise UserError for a number, which OmegaConf would take for true."""
+    is_whole = isinstance(value, int) and value > 1
+    number = f"; data.val_fraction={1 / value:.3g} makes {value} parts of the text" if is_whole else ""
+    require(isinstance(value, bool), f"folds={value}", f"true or false{number}")
+
+
 def _list_of(value: Any) -> Any:
     if value is None:
         return []
     return value if isinstance(value, list | dict) else [value]
+
+
+def _words(key: str, value: Any) -> Any:
+    """Return the settings of train under a key of a question. Raises UserError for what is no setting in words."""
+    words = _list_of(value)
+    for word in words:
+        is_word = isinstance(words, list) and isinstance(word, str) and ("=" in word or word.startswith("~"))
+        advice = '; a value with a comma stands in quotes, as in "optim.betas=[0.9,0.95]"'
+        require(is_word, f"{key}: {word}", f"key=value of train, as in [model.dropout=0.1]{advice}")
+    return words
 
 
 def choose(question: QuestionFile) -> list[str]:
@@ -234,12 +259,13 @@ def confirmation(source: Path) -> QuestionFile:
     pairs, arms = question.pairs(), [*question.primary_arms()]
     while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    shift = max(FRESH, 1 + max(question.seeds) + max(question.seed_offsets.values(), default=0))
+    used = record.seeds  # also those that are not asked any more
+    shift = max(FRESH, 1 + max(used) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
     if question.folds:
-        n, n_folds = len(seeds), round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
-        first_fold = math.ceil(question.first_fold) + n  # parts that have not been used
-        if first_fold + n > n_folds:
+        n_folds = round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
+        first_fold = math.ceil(question.first_fold) + len(used)  # parts that have not been used
+        if first_fold + len(seeds) > n_folds:
             first_fold = 0.0 if question.first_fold % 1 else 0.5
             seeds = seeds[: n_folds - math.ceil(first_fold)]
     of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
@@ -248,11 +274,20 @@ def confirmation(source: Path) -> QuestionFile:
     return asked | {
         "name": f"{question.name[:32]}-confirm",
         "question": f"{AGAIN}{question.question.removeprefix(AGAIN)}",
-        "arms": {arm: record.arms[arm].overrides for arm in arms},
+        "arms": {arm: [_from_above(source, word) for word in record.arms[arm].overrides] for arm in arms},
         "seeds": seeds,
         "first_fold": float(first_fold),
-        "overrides": record.common(),
+        "overrides": [_from_above(source, word) for word in record.common()],
     }
+
+
+def _from_above(folder: Path, word: str) -> str:
+    """Return an override whose path leads to the file that the ablation of a folder has read."""
+    if (key := key_of(word)) not in PATHS:
+        return word
+    path = str(values_of(word)[0])
+    found = str(from_above(folder, path))
+    return word if found == path else f"{key}={quoted(found)}"
 
 
 # --- the configurations of the arms
@@ -305,21 +340,11 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOS
 
 
 def with_folds(question: Question, runs: dict[str, RunConfig]) -> Question:
-    """Return the question with folds if each pair can hold out a part of the text of its own.
-
-    Raises UserError if there are more pairs than parts.
-    """
+    """Return the question with folds if each pair can hold out a part of the text of its own."""
     texts = [run.data for run in runs.values()]
     has_own = any(data.val_path or data.val_split or data.source == "tokens" or data.fold is not None for data in texts)
     if has_own or any(run.init_from for run in runs.values()):  # a model that is continued may have read any part
         return replace(question, folds=False)
-    needed, most = len(question.seeds) + math.ceil(question.first_fold), min(data.n_folds for data in texts)
-    if question.folds and needed > most:
-        raise UserError(
-            f"ablation.seeds: {len(question.seeds)} pairs hold out {needed} different parts of the text, and "
-            f"data.val_fraction={texts[0].val_fraction} makes {most}; expected data.val_fraction={1 / needed:.3g}, or "
-            "folds=false, by which all pairs share a validation text"
-        )
     return question
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import filelock
 import pandas as pd
 
-from lm.cli.arguments import key_of
+from lm.cli.arguments import PATHS, key_of
 from lm.config import build, deciding_settings, flat
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
@@ -193,13 +193,20 @@ def existing_record(folder: Path, config: AblateConfig) -> AblationRecord | None
     with_runs = {run.arm for run in record.runs if reader.outcome(run.run_dir).status in ENDED}
     now, common = config.ablation, without_secrets([*config.ablation.overrides, *config.overrides])
     for arm in (arm for arm in record.arms if arm in with_runs):
-        before = normalised([*record.common(), *record.arms[arm].overrides])
-        words = normalised([*common, *without_secrets(now.arms.get(arm, []))])
-        difference = f"no arm {arm}" if arm not in now.arms else " ".join(sorted({*before} ^ {*words}))
+        before = _by_place(normalised([*record.common(), *record.arms[arm].overrides]))
+        words = _by_place(normalised([*common, *without_secrets(now.arms.get(arm, []))]))
+        changed = sorted((before | words)[place] for place in before.keys() ^ words.keys())
+        difference = f"no arm {arm}" if arm not in now.arms else " ".join(changed)
         if difference:
             reason = f"holds another ablation, with finished runs of {arm} (the difference: {difference})"
             raise UserError(f"output_dir={folder}: {reason}; name another output_dir")
     return record
+
+
+def _by_place(words: Sequence[str]) -> dict[str, str]:
+    """Return overrides, each with its path made absolute as its key: a file may be spelled in several ways."""
+    pairs = ((word, *word.split("=", 1)) for word in words)
+    return {f"{key}={os.path.abspath(value)}" if key in PATHS else word: word for word, key, value in pairs}
 
 
 def lock_output_dir(folder: Path) -> AbstractContextManager[object]:

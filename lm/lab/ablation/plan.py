@@ -242,6 +242,8 @@ def make_plan(
     question = config.ablation
     seeds = [*dict.fromkeys([*(before.seeds if before else ()), *question.seeds])]  # each keeps its part of the text
     question = replace(question, seeds=[seed for seed in seeds if seed in question.seeds])
+    if question.folds:
+        _check_parts(question, seeds, min(run.data.n_folds for run in runs.values()), before is not None)
     folds = [question.first_fold + seeds.index(seed) for seed in question.seeds] if question.folds else [None]
     arms = build_arms(question, folds, runs, threads, before.arms if before else {})
     if question.equivalence_margin is None:
@@ -262,6 +264,21 @@ def make_plan(
         versions={package: version(package) for package in PACKAGES},
     )
     return Plan(question, arms, reader, record)
+
+
+def _check_parts(question: Question, seeds: Sequence[int], n_folds: int, has_record: bool) -> None:
+    """Raise UserError if the text has fewer parts than these seeds, which were ever asked, hold out."""
+    needed = len(seeds) + math.ceil(question.first_fold)
+    if needed <= n_folds:
+        return
+    n_earlier = len(seeds) - len(question.seeds)
+    asked = f"{len(seeds)} seeds{f', {n_earlier} of them from earlier calls,' if n_earlier else ''}"
+    elsewhere = " with another output_dir" if has_record else ""
+    raise UserError(
+        f"ablation.seeds: {asked} hold out {needed} different parts of the text, and its val_fraction makes {n_folds}; "
+        f"expected data.val_fraction={1 / needed:.3g}{elsewhere}, or folds=false, by which all "
+        "pairs share a validation text"
+    )
 
 
 def one_percent(metric: str, text: TextData) -> float:

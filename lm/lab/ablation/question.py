@@ -27,6 +27,7 @@ METRICS = {
 RUN_METRICS = ("val_loss", "val_bpb", "val_top1")
 BUDGETS = {"tokens": "tokens", "flops": "FLOPs"}
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
+EQUAL_COST = 0.02  # budgets, and FLOPs of a token, that differ by less count as equal
 LEARNING_RATE = "learning_rate"
 TUNED_SETTING = {LEARNING_RATE: "optim.lr_scale"}  # one factor for the peaks of all parameter groups
 MOST_SEEDS = 1000
@@ -68,7 +69,7 @@ class Question:
 
     def __post_init__(self) -> None:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
-        require_choice("ablation.metric", self.metric, (*METRICS,))
+        require_choice("ablation.metric", self.metric, METRICS if self.metric in METRICS else RUN_METRICS)
         require_choice("ablation.budget", self.budget, BUDGETS)
         margin, unit = self.equivalence_margin, METRICS[self.metric].unit
         is_margin = margin is None or 0 < margin < math.inf

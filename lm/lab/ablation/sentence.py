@@ -107,10 +107,11 @@ def _costs(*pair: ArmRecord) -> str:
 
 def _lost(contrast: Contrast) -> list[str]:
     """Return how many runs diverged, and at which seeds one failed."""
-    told = [
-        f"{n} of the {how_many([contrast.tried[arm]])} values of {arm} diverged or failed or were far off"
-        for arm, n in contrast.dropped.items()
-    ]
+    told = []
+    for arm, n in contrast.dropped.items():
+        tried = how_many([contrast.tried[arm]])
+        which = f"all {tried}" if n == contrast.tried[arm] else f"{n} of the {tried}"
+        told.append(f"{which} values of {arm} diverged or failed or were far off")
     told += [
         f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()
     ]

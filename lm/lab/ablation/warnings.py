@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from lm.lab.ablation.folder import AblationRecord
+from lm.lab.ablation.folder import AblationRecord, ArmRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast
+from lm.lab.ablation.question import BUDGETS, EQUAL_COST
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.tuning import LADDER
 from lm.system.terminal import to_override_value
@@ -73,7 +74,7 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few if not counts["missing"])
     yield from _about("Some comparisons have fewer seeds", pairs, "The seeds that an arm lacks may favour it.")
     equal = [row.name for row in asked if row.n_seeds > 1 and row.p is None]
-    detail = "All seeds gave the same result. Check that the seed changes the run."
+    detail = "The arms differ by the same amount at each seed. Check that the seed changes the run."
     yield from _about("Differences are equal at all seeds", zip(equal, equal, strict=True), detail)
 
 
@@ -88,6 +89,11 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     best = [name for name, arm in record.arms.items() if arm.settings.get("checkpoint.best")]
     detail = "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show."
     yield from _about("The scored model is chosen by the text that scores it", zip(best, best, strict=True), detail)
+    yield from _about(
+        f"Arms train on different numbers of {BUDGETS[record.question.budget]}",
+        _unequal_budgets(record),
+        "An arm makes whole steps. More steps or a smaller batch bring the arms nearer to each other.",
+    )
     sizes = record.arms[record.question.baseline].scored_tokens
     if len(sizes) > 1 and max(sizes) > UNEVEN * min(sizes):
         yield Weakness(
@@ -113,6 +119,17 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         ),
         "The difference includes the gain of tuning.",
     )
+
+
+def _unequal_budgets(record: AblationRecord) -> Iterator[tuple[str, str]]:
+    def spent(arm: ArmRecord) -> int:
+        per_token = arm.flops_per_token if record.question.budget == "flops" else 1
+        return arm.steps * arm.tokens_per_step * per_token
+
+    for pair in record.question.pairs().items():
+        own, other = (spent(record.arms[name]) for name in pair)
+        if abs(own - other) > EQUAL_COST * other:
+            yield " - ".join(pair), f"{own:,} in {pair[0]} and {other:,} in {pair[1]}"
 
 
 def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:

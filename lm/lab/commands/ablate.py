@@ -147,7 +147,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
         chosen = []
     if changes:
         raise UserError(f"{changes[0]}: several values beside a question, expected one; alone they are a question")
-    is_asked = chosen or any(key_of(word).startswith(("ablation", "hydra")) for word in own)
+    is_asked = chosen or any(key_of(word) == "ablation" for word in own)
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
     listed = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)

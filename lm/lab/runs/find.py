@@ -71,7 +71,8 @@ def read_run(path: Path, name: str) -> FoundRun:
     try:
         settings, result = without_secrets(flat(place.read_config())), read_result(place.result)
         if "data_hash" not in settings:
-            raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
+            what = "not what train wrote (data_hash is missing)" if settings else "no such file"
+            raise UserError(f"{place.config}: {what}")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
         saved = (int(path.stem.partition("-")[2]) for path in place.checkpoints.glob("step-*.ckpt"))
