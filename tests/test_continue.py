@@ -249,16 +249,17 @@ def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home, untied):
 
 @slow
 @pytest.mark.parametrize(
-    ("overrides", "key"),
+    ("overrides", "key", "cause"),
     [
-        ("model.n_layers=4", "model.n_layers=4"),  # the default
-        ("experiment=shakespeare_char tokenizer=char", "model.n_layers=3"),
-        ("tokenizer=file tokenizer.path=/absent", "tokenizer.path=/absent"),
-        ("init_sha256=00", "init_sha256=00"),
+        ("model.n_layers=4", "model.n_layers=4", "model.n_layers="),  # the default
+        ("model=small seed=3", "model.n_layers=4", "model="),
+        ("experiment=shakespeare_char tokenizer=char", "model.n_layers=3", "experiment="),
+        ("tokenizer=file tokenizer.path=/absent", "tokenizer.path=/absent", "tokenizer.path="),
+        ("init_sha256=00", "init_sha256=00", "init_sha256="),
     ],
 )
-def test_what_contradicts_the_loaded_run_is_refused_by_key(home, overrides, key):
-    with pytest.raises(UserError, match=f"^{key}: "):
+def test_what_contradicts_the_loaded_run_is_refused_by_key_and_by_its_cause(home, overrides, key, cause):
+    with pytest.raises(UserError, match=f"^{key}: .*; leave out {cause}$"):
         start(home / "tied", *overrides.split())
 
 

@@ -218,6 +218,13 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     caplog.clear()
     scored(place, "corpus.t*")  # the files count, not what names them
     assert "trained on a part of this text" in caplog.text
+    caplog.clear()
+    config = place / "a/config.yaml"
+    saved = config.read_text()
+    config.write_text(re.sub("^data_hash: .*", "data_hash: of another split", saved, flags=re.M))
+    scored(place, "copy.md")
+    config.write_text(saved)
+    assert "trained on a part of this text" in caplog.text
 
 
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):

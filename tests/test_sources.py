@@ -111,11 +111,23 @@ def test_a_closed_folder_or_file_is_named(closed, open_folder):
 
 
 UNREADABLE = [  # file, its content, the place that is asked for, and what the refusal names
-    ("latin.txt", b"a" * (1 << 20) + "é and ".encode() + b"\xe9...", ".", "latin.txt: not UTF-8 at byte 1048583"),
-    ("end.txt", b"abc\xc3", "end.txt", "end.txt: not UTF-8 at byte 3 "),
+    (
+        "latin.txt",
+        b"a" * (1 << 20) + "é and ".encode() + b"\xe9...",
+        ".",
+        "latin.txt: not UTF-8 (invalid continuation byte) at byte 1048583; if",
+    ),
+    (
+        "latin.txt",
+        "Größe".encode("latin-1"),
+        ".",
+        "; if it is a text, iconv -f latin1 -t utf-8 FILE > NEW converts it ",
+    ),
+    ("end.txt", b"abc\xc3", "end.txt", "end.txt: not UTF-8 (unexpected end of data) at byte 3;"),
     ("utf16.txt", "text".encode("utf-16"), ".", "iconv -f utf-16 -t utf-8"),
-    ("utf16le.txt", "text of".encode("utf-16-le"), ".", "utf-16le"),
-    ("t.tar.gz", gzip.compress(b"t.txt\0\0\0ustar", mtime=0), ".", "not UTF-8 at byte 5 (a byte of zero)"),
+    ("utf16le.txt", "text of".encode("utf-16-le"), ".", "iconv -f utf-16le -t utf-8"),
+    ("utf16be.txt", "text of".encode("utf-16-be"), ".", "iconv -f utf-16be -t utf-8"),
+    ("t.tar.gz", gzip.compress(b"t.txt\0\0\0ustar", mtime=0), ".", "has a zero byte at byte 5; if it is a text, tr -d"),
     ("t.parquet", b"PAR1\xff", ".", "use data=parquet"),
     ("empty.txt", b"", "empty.txt", "data.path="),
     ("a.txt", b"abc", "*.rst", "data.path="),
@@ -131,6 +143,14 @@ def test_what_cannot_be_read_is_named(tmp_path):
         (folder / name).write_bytes(content)
         kind = "text" if place == "." else kind_of(place)
         assert words in refusal(kind, folder / place)
+
+
+def test_a_name_that_ends_as_another_kind_is_refused(tmp_path):
+    """Such a file would be read by the rules of another format: the lines of JSON as rows of CSV."""
+    names = {"rows.jsonl": "csv", "rows.csv.gz": "json", "rows.parquet": "json", "rows.tsv": "tokens"}
+    for name, source in names.items():
+        (tmp_path / name).write_text('{"text": "a"}\n' * 99)
+        assert f"expected data={kind_of(name)}" in refusal(source, tmp_path / name)
 
 
 def test_a_text_with_another_hash_is_refused(tmp_path):
@@ -229,15 +249,24 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
     for path in write_tables(tmp_path / "tables", TEXTS):
         kind = kind_of(str(path))
         assert load(kind, path) == rows
-        assert refusal(kind, path, column="txet") == "data.column=txet: the columns are n, text"
+        assert refusal(kind, path, column="txet") == f"{path}: data.column=txet: the columns are n, text"
         if kind != "csv":
-            assert refusal(kind, path, column="n").startswith("data.column=n: row 0 holds 0")
+            assert refusal(kind, path, column="n").startswith(f"{path}: data.column=n: row 0 holds 0")
     assert texts_in("json", tmp_path / "tables") == [text for _, text in rows] * 7
     assert texts_in("csv", tmp_path / "tables", column="n")[:3] == ["0", "1", "2"]
     for what in ("documents", "lines"):
         caplog.clear()
         prepare(DataConfig(source=kind, path=str(path), seq_len=8, rows=what), BYTE)
         assert "2 of 14 rows are empty or null" in caplog.text
+
+
+def test_the_file_of_a_wrong_row_is_named(tmp_path):
+    for name, rows in {"1": ['{"text": "a"}', '{"text": "b"}'], "2": ['{"text": "c"}', '{"text": 5}']}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    expected = f"{tmp_path}/2.jsonl: data.column=text: row 1 holds 5, not a string"
+    assert refusal("json", tmp_path) == expected
+    assert refusal("json", tmp_path / "1.jsonl", val_path=str(tmp_path / "2.jsonl")) == expected
+    assert texts_in("json", tmp_path / "1.jsonl") == ["a", "b"]
 
 
 LONG = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]  # more than a block

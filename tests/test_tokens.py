@@ -19,6 +19,8 @@ import pytest
 from conftest import as_nobody, small_disk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data import sources
@@ -457,6 +459,12 @@ def test_tokens_whose_bytes_cannot_be_told_are_refused_or_that_is_said(source, t
     config, own = elsewhere(source, tmp_path, val_path=raw(bytes_of_ab, "u2"), normalizer={"type": "Lowercase"})
     assert prepare(config, own).val_bytes == 2
     assert "bits per byte" in caplog.text
+    config, own = elsewhere(source, tmp_path)
+    backend = Backend.from_str(byte_tokenizer().to_json())
+    backend.add_tokens([AddedToken("return", lstrip=True, normalized=False)])  # which takes the space before it
+    backend.save(own.path)
+    prepare(config, own)
+    assert "('a return b' comes back as 'areturn b')" in caplog.text
 
 
 def test_parts_of_a_document_are_equal_whatever_the_fraction_is(source):

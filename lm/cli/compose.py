@@ -202,7 +202,9 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         differing["init_sha256"] = base.sha256
     if differing:
         lines = [f"{key}={OmegaConf.select(config, key)}: init_from={path} has {differing[key]}" for key in differing]
-        raise UserError("; ".join(f"{line}; leave it out" for line in lines))
+        possible = ((key, key.split(".")[0], "experiment") for key in differing)  # what may have set the key
+        causes = dict.fromkeys(next((f"{key}=" for key in own if key in keys), f"{own[0]}=") for own in possible)
+        raise UserError(f"{'; '.join(lines)}; leave out {' and '.join(causes)}")
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config

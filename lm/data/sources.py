@@ -21,6 +21,7 @@ from lm.data.paths import (
     COMPRESSED,
     ENDINGS,
     is_url,
+    kind_of,
     local_files,
     open_file,
     raise_error,
@@ -96,7 +97,7 @@ class TextFiles:
                 digest.update(block)
                 if n_read < limit:
                     if (zero := block.find(b"\0")) >= 0:
-                        raise _not_utf8(file, n_read + zero, "a byte of zero")
+                        raise _not_utf8(file, n_read + zero)
                     try:
                         decoder.decode(block, final=not block)
                     except UnicodeDecodeError as error:
@@ -176,15 +177,22 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     yield bytes(text)
 
 
-def _not_utf8(file: Path, at: int, reason: str) -> UserError:
+def _not_utf8(file: Path, at: int, reason: str | None = None) -> UserError:
+    """Return the error about a byte of a file: a byte of zero without a `reason`, which no text holds."""
     with open_file(file) as content:
         start = content.read(4)
     if start == b"PAR1":
         return UserError(f"{file}: is a Parquet file; use data=parquet data.column=NAME")
-    is_utf16 = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encodings = "utf-16" if is_utf16 else "latin1 (or windows-1252, utf-16le)"
-    cure = f"if it is a text, save it as UTF-8: iconv -f {encodings} -t utf-8 FILE > NEW"
-    return UserError(f"{file}: not UTF-8 at byte {at} ({reason}); {cure}")
+    encoding, other = "latin1", " (windows-1252 is another common encoding)"
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding, other = "utf-16", ""
+    elif b"\0" in start:
+        encoding, other = "utf-16be" if start.startswith(b"\0") else "utf-16le", ""
+    cure = f"iconv -f {encoding} -t utf-8 FILE > NEW converts it{other}"
+    if reason is None and encoding == "latin1":
+        cure = "tr -d '\\0' < FILE > NEW removes such bytes"
+    fault = "has a zero byte" if reason is None else f"not UTF-8 ({reason})"
+    return UserError(f"{file}: {fault} at byte {at}; if it is a text, {cure}")
 
 
 def open_sources(config: DataConfig) -> list[Source]:
@@ -243,6 +251,8 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
         files = {"": from_lab("lm.lab.sources.addresses.downloaded")(path, config.cache, key)}
     else:
         files = local_files(path, ENDINGS.get(config.source, ()), key)
+        if config.source in ENDINGS and (kind := kind_of(path)) not in ("text", config.source):
+            raise UserError(f"{place}: expected data={kind}, by the ending of the name, not data={config.source}")
     if config.source == "text":
         return TextFiles(config, place, files)
     return from_lab(SOURCES[config.source])(config, place, files)

@@ -7,7 +7,7 @@ from typing import Any
 from lm.config import DataConfig
 from lm.data.paths import ENDINGS, extension, named
 from lm.data.sources import COMMIT, Documents
-from lm.errors import UserError
+from lm.errors import UserError, error_prefix
 from lm.lab.sources.addresses import TIMEOUT
 from lm.lab.sources.tables import READERS, cells_in, cells_of, documents_of
 from lm.system.files import json_sha256
@@ -64,7 +64,8 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
         kinds = {file: kind for file in files for kind in READERS if extension(file) in ENDINGS[kind]}
         if len(kinds) == len(files):
             for file, kind in kinds.items():
-                yield from cells_in(file, kind, config.column)
+                with error_prefix(file):
+                    yield from cells_in(file, kind, config.column)
         else:  # of another kind, which the library reads
             yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
 

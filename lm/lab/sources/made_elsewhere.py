@@ -131,7 +131,8 @@ def _unknown_token(tokenizer: Tokenizer) -> int | None:
 
 def _lost(tokenizer: Tokenizer, unknown: int | None) -> str | None:
     """Return a short text that the tokenizer does not give back, though its vocabulary has all of it."""
-    for probe in PROBES:
+    added = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if not token.special]
+    for probe in (*PROBES, *(f"a {content} b" for content in added)):  # an added token may take the spaces beside it
         with suppress(UserError):  # a character that the vocabulary lacks
             ids = tokenizer.encode(probe)
             if unknown not in ids and tokenizer.decode(ids) != probe:

@@ -6,6 +6,7 @@ takes digits in CSV for numbers.
 
 import csv
 import io
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import DataConfig
-from lm.data.paths import BLOCK, extension, reading_from
+from lm.data.paths import BLOCK, extension, is_url, reading_from
 from lm.data.sources import Documents, Files, state_of
-from lm.errors import UserError
+from lm.errors import UserError, error_prefix
 from lm.lab.sources.addresses import open_anywhere
 
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
@@ -33,10 +34,12 @@ class Table:
         return state_of({f"{number}{extension(file)}": file for number, file in enumerate(self.files.values())})
 
     def documents(self, max_bytes: int | None) -> Documents:
-        kind, column = self.config.source, self.config.column
-        with reading_from(self.place, kind):
-            cells = (cell for file in self.files.values() for cell in cells_in(file, kind, column))
-            yield from documents_of(cells, self.config)
+        kind, number = self.config.source, itertools.count()
+        for file in self.files.values():
+            place = self.place if is_url(self.place) else str(file)
+            with error_prefix(place), reading_from(f"data={kind}", kind):
+                for _, document in documents_of(cells_in(file, kind, self.config.column), self.config):
+                    yield f"row {next(number)}", document
 
 
 def documents_of(cells: Iterable[Any], config: DataConfig) -> Documents:
@@ -96,9 +99,9 @@ def _json_rows(file: Path | str, column: str) -> Rows:
                     yield json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
                 expected = "expected an object in each line, or a list of objects"
-                raise UserError(f"{file}: line {number} is not JSON ({error.msg}); {expected}") from error
+                raise UserError(f"line {number} is not JSON ({error.msg}); {expected}") from error
             except ValueError as error:
-                raise UserError(f"{file}: line {number}: {error}") from error
+                raise UserError(f"line {number}: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,21 +126,21 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
         rows = csv.DictReader(lines, strict=True, **dialect)
         try:
             if not (columns := rows.fieldnames):
-                raise UserError(f"{file}: is empty; expected a line with the names of the columns")
+                raise UserError("is empty; expected a line with the names of the columns")
             if len(columns) == 1 and ";" in columns[0]:
-                raise UserError(f"{file}: its cells end in semicolons; expected commas, or tabs in a .tsv file")
+                raise UserError("its cells end in semicolons; expected commas, or tabs in a .tsv file")
             _check_column(column, columns)
             line = rows.line_num + 1
             for row in rows:
                 if None in row.values() or any(row.get(None) or ()):  # fewer cells, or more
                     advice = "quote a text that holds a comma or a line break"
                     advice = "a cell holds no tab and no line break" if is_tsv else advice
-                    raise UserError(f"{file}: line {line}: expected {len(columns)} cells; {advice}")
+                    raise UserError(f"line {line}: expected {len(columns)} cells; {advice}")
                 yield row
                 line = rows.line_num + 1
         except csv.Error as error:
             advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
-            raise UserError(f"{file}: line {line}: not CSV ({error}); {advice}") from error
+            raise UserError(f"line {line}: not CSV ({error}); {advice}") from error
 
 
 def _parquet_rows(file: Path | str, column: str) -> Rows:
