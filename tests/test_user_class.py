@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -19,6 +20,7 @@ from lm.model import Transformer
 from lm.model.user_class import check_classes, import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
+from lm.training.resolve import check_buffers
 from tests.helpers.models import build, random_tokens
 
 PARTS = """
@@ -113,6 +115,29 @@ def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
             tensor.add_(0.1)
     copy_weights(new, old)
     assert all(torch.equal(value, new.state_dict()[name]) for name, value in old.state_dict().items())
+
+
+UNSAVED = {  # buffers that no file holds, in the constructor and in forward, and whether settings determine them
+    ('self.register_buffer("kept", torch.arange(3.0), persistent=False)', ""): True,
+    ('self.register_buffer("kept", torch.ones(1), persistent=False)', "self.kept = torch.ones(x.shape[1])"): True,
+    ('self.register_buffer("kept", torch.randn(3), persistent=False)', ""): False,
+    ('self.register_buffer("kept", torch.zeros(3), persistent=False)', "self.kept += 1"): False,
+    ('self.register_buffer("kept", torch.zeros(()), persistent=False)', "self.kept.copy_(x.mean())"): False,
+}
+
+
+@pytest.mark.parametrize("lines", UNSAVED)
+def test_a_buffer_that_no_file_holds_is_determined_by_the_settings_or_refused(lines, tmp_path):
+    """Otherwise the model that is saved would not be the model that was trained."""
+    created, changed = lines
+    source = PARTS.replace('self.register_buffer("slope", torch.tensor(0.5))', created)
+    forward = f"        {changed or 'pass'}\n        return F.relu(x @ self.up.T)"
+    source = source.replace("        return F.leaky_relu(x @ self.up.T, self.slope)", forward)
+    (tmp_path / "parts_of_mine.py").write_text(source)
+    net = Transformer(tiny(ffn="parts_of_mine.FFN"), TIED, vocab_size=VOCAB, seq_len=SEQ)
+    refused = pytest.raises(UserError, match=r"^model\.ffn=parts_of_mine\.FFN: the buffer blocks\.0\.ffn\.kept differs")
+    with nullcontext() if UNSAVED[lines] else refused:
+        check_buffers(net)
 
 
 def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm.config import RunConfig
+from lm.config import RunConfig, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
@@ -79,6 +79,32 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
+
+
+def check_buffers(net: Transformer) -> None:
+    """Raise UserError if a user's class has a buffer that no file holds and that its settings do not determine.
+
+    Such a buffer depends on the seed, or training changes it, so the saved model would be another model.
+    """
+    saved, buffers = net.state_dict().keys(), []
+    classes = foreign_classes(net.config)
+    if not classes or all(name in saved for name, _ in net.named_buffers()):
+        return
+    tokens = torch.zeros(1, net.seq_len, dtype=torch.long)
+    for seed, n_passes in ((0, 1), (1, 2)):
+        sizes = {"vocab_size": net.vocab_size, "seq_len": net.seq_len}
+        twin = Transformer(net.config, net.head_config, **sizes, seed=seed)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for _ in range(n_passes):
+                twin(tokens)
+        buffers.append({name: buffer for name, buffer in twin.named_buffers() if name not in saved})
+    first, second = buffers
+    for name in sorted({*first, *second}):
+        own, other = first.get(name), second.get(name)
+        if own is None or other is None or not torch.equal(own, other):
+            named = ", ".join(f"{key}={path}" for key, path in classes.items())
+            reason = "differs between seeds or changes in training, and no file holds it"
+            raise UserError(f"{named}: the buffer {name} {reason}; register it with persistent=True")
 
 
 def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[], float]:

@@ -18,18 +18,17 @@ from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.question import SEED, Question
+from lm.lab.ablation.question import EQUAL_COST, SEED, Question
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.model.user_class import sources_of
 from lm.system.code import code_identity
 from lm.system.files import sha256
 from lm.training.init_from import check_start, has_read_validation_text
-from lm.training.resolve import build_model, resolve, step_timer, with_steps
+from lm.training.resolve import build_model, check_buffers, resolve, step_timer, with_steps
 from lm.training.result import cost_of
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
-EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
 ROUNDS = 5  # of a measurement of a step
 log = logging.getLogger(__name__)
@@ -135,7 +134,8 @@ def _build_arm(
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting takes seconds
         size, flops, seconds = earlier.n_params, earlier.flops_per_token, earlier.seconds_per_step
     else:
-        cost = cost_of(meta_model(run, vocab_size), run)
+        check_buffers(model := meta_model(run, vocab_size))
+        cost = cost_of(model, run)
         size, flops, seconds = cost["n_params"], cost["flops_per_token"], 0.0
     tuned = question.tuned_setting
     return Arm(
