@@ -72,6 +72,7 @@ def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog
     assert "has read this validation text" in caplog.text, "by the model before it"
 
 
+@pytest.mark.slow
 def test_the_model_that_is_typed_replaces_those_of_the_question(lab):
     for seed in (0, 1):
         train_base(lab, seed)

@@ -207,7 +207,7 @@ def start(base: Path, *overrides: str) -> RunConfig:
     return at_home(base.parent, f"init_from={base}", *overrides)
 
 
-@pytest.mark.parametrize("length", ["trainer.max_epochs=0.2", "max_minutes=0.01"])
+@pytest.mark.parametrize("length", ["trainer.max_epochs=0.2", pytest.param("max_minutes=0.01", marks=slow)])
 def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, home, tmp_path):
     """What is typed is compared with what was asked for, not with the steps that followed from that."""
     words = [f"init_from={home / 'tied'}", "data=text", f"data.path={home / 'text'}", length, "threads=1"]
@@ -247,7 +247,6 @@ def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home, untied):
     assert start(untied, "head.head_lr_multiplier=2").head == replace(run.head, head_lr_multiplier=2.0)
 
 
-@slow
 @pytest.mark.parametrize(
     ("overrides", "key", "cause"),
     [
@@ -308,7 +307,6 @@ def loss_of_first_batch(home: Path, run: RunConfig) -> float:
     return float(F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()))
 
 
-@slow
 def test_tying_needs_a_rule_and_reports_both_losses(untied, tmp_path):
     with pytest.raises(UserError, match="init_tied_matrix"):
         train(start(untied, "head=tied", f"run_dir={tmp_path / 'r'}"))
@@ -336,7 +334,6 @@ def test_without_a_checkpoint_the_same_weights_are_needed(home, untied, tmp_path
     assert scores["val_loss"] == expected["val_loss"]
 
 
-@slow
 def test_what_the_loaded_model_cannot_do_is_named(home, untied, tmp_path):
     new = [f"run_dir={tmp_path / 'new'}"]
     (tmp_path / "other").write_text("é" * 2000)

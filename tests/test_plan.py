@@ -40,7 +40,6 @@ def names(lab, *typed):
 # --- arms
 
 
-@pytest.mark.slow
 def test_arms_are_composed_of_what_is_common_and_their_own(planner):
     typed = ["optim.lr=0.001", "model.d_model=40", "max_tokens=2560", "trainer.max_steps=99"]
     plan = planner.plan(*typed, overrides=["model.d_ff=48", "model.d_model=48"])
@@ -125,7 +124,6 @@ def test_what_is_typed_and_gives_no_answer_is_refused(typed, named, planner):
     assert str(error.value).startswith(named)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model.d_ff", "model.d_model"])
 def test_parameters_are_matched_to_those_of_the_baseline(planner, key):
     plan = planner.plan(match_parameters={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"])

@@ -135,7 +135,6 @@ def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd
     assert "<svg" in (cwd / "runs/a run/report.html").read_text()
 
 
-@slow
 def test_generate_in_every_way(command, finished_run, monkeypatch):
     monkeypatch.chdir(finished_run.parent)
 
