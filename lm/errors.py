@@ -27,6 +27,7 @@ ADDRESS = re.compile(
     r"""([a-zA-Z][\w+.-]*://)(?:[^\s/?#'"]*@)?((?:(?!::)[^\s?'"])*)"""
     r"""(?:\?[^\s'"]*?(?=[]:;,.)]*(?:$|[\s'"])))?"""
 )
+NO_MEMORY = re.compile("can't allocate|size calculation overflowed|segment from shared object$")
 RESUMABLE = "the same command continues what is done already"  # note of an exception
 
 
@@ -78,6 +79,12 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
     except DAMAGE as error:
         text = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else first_line(error)  # has the line
         raise UserError(f"{path}: not {expected} ({type(error).__name__}: {text})") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory has run out: torch raises RuntimeErrors of many texts for it."""
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or bool(NO_MEMORY.search(str(error)))
 
 
 def first_line(error: BaseException | str) -> str:

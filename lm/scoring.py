@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from lm.config import DataConfig, RunConfig, TokenizerConfig, build
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.paths import from_above, is_url
-from lm.data.sources import COMMIT
+from lm.data.paths import is_url
+from lm.data.sources import COMMIT, text_of_run
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, reading
 from lm.model.transformer import Transformer
@@ -126,9 +126,7 @@ def own_text(run_dir: Path) -> OwnText:
         with reading(run_dir / "config.yaml"):
             settings = read_yaml(run_dir / "config.yaml")
             hashes = settings["data_hash"], settings["tokenizer_hash"]
-            config: DataConfig = build(DataConfig, settings["data"])
-            if revision := settings.get("data_revision"):
-                config = replace(config, revision=revision)  # the branch may have moved on
+            config = text_of_run(run_dir, settings)
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
     except OSError as error:
         hint = f"expected a finished run, or {GIVE}"
@@ -137,8 +135,6 @@ def own_text(run_dir: Path) -> OwnText:
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
         raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}")
-    if config.source != "hub":
-        config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):

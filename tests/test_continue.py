@@ -15,6 +15,7 @@ from lm import load_model
 from lm.config import LoggerConfig, ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.paths import from_above
+from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.folder import read_base, save_model
@@ -182,6 +183,33 @@ def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path, monkeypatch):
     assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
     (tmp_path / "elsewhere/a.txt").touch()
     assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt"), "of the same name"
+    assert from_above(tmp_path / "runs/one", "a.txt", lambda path: path == "a.txt") == "a.txt", "the text of the run"
+    assert from_above(tmp_path / "runs/one", "*.txt") == str(tmp_path.resolve() / "*.txt")
+    (tmp_path / "one").mkdir()
+    assert from_above(tmp_path / "runs/one", "one") == str(tmp_path.resolve() / "one"), "not the run itself"
+
+
+@pytest.mark.parametrize("path", ["texts", "texts/*.txt", "."])
+def test_a_finished_run_is_shown_wherever_its_text_lies(path, tmp_path, monkeypatch, lab):
+    """Also if the run is called as its text, if the text is gone, and with the copy of a tokenizer."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path / "texts" if path == "." else tmp_path)
+    byte_tokenizer().backend.save(str(tmp_path / "own.json"))
+    words = [*MODEL, "data=text", f"data.path={path}", "tokenizer=file", f"tokenizer.path={tmp_path}/own.json"]
+    code, shown, error = lab("train", *words, "run_dir=runs/texts", f"data.cache_dir={tmp_path}/cache")
+    assert code == 0, error
+    assert lab("train", "run_dir=runs/texts")[:2] == (0, shown)
+    assert lab("evaluate", "runs/texts")[0] == 0
+    (tmp_path / "own.json").unlink()
+    run = Path("runs/texts").resolve()
+    if path != ".":
+        monkeypatch.chdir(tmp_path / "texts")
+        assert lab("evaluate", f"run_dir={run}")[0] == 0, "from another folder"
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "texts/a.txt").unlink()
+    code, shown_again, said = lab("train", f"run_dir={run}")
+    assert (code, shown_again.splitlines()[:9]) == (0, shown.splitlines()[:9]), said
 
 
 # --- init_from=RUN
@@ -308,8 +336,15 @@ def loss_of_first_batch(home: Path, run: RunConfig) -> float:
 
 
 def test_tying_needs_a_rule_and_reports_both_losses(untied, tmp_path):
-    with pytest.raises(UserError, match="init_tied_matrix"):
-        train(start(untied, "head=tied", f"run_dir={tmp_path / 'r'}"))
+    base, place = untied.parent / "tied", f"run_dir={tmp_path / 'r'}"
+    for first, words, message in (
+        (untied, ["head=tied"], "and output embeddings of the loaded model differ; choose init_tied_matrix="),
+        (base, ["head=tied", "init_tied_matrix=head"], "^init_tied_matrix=head: the loaded model has one matrix"),
+        (base, ["head=tied_projected", "init_tied_matrix=head"], "^init_tied_matrix=head: the loaded model has one"),
+        (base, ["head=tied_scaled"], "^head: has one matrix, and its head.embedding_multiplier is "),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(start(first, *words, place))
     assert not (tmp_path / "r").exists()
     _, scores = train(start(untied, "head=tied", "init_tied_matrix=mean", f"run_dir={tmp_path / 'r'}"))
     record = scores["init_from"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -187,6 +188,15 @@ def test_an_interrupt_after_the_result_leaves_its_model(text_file, tmp_path, mon
     assert scores["best"] == {"step": 8, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
     model, _ = load_model(tmp_path / "run")
     assert validate(model, run, prepare(run.data, run.tokenizer)).loss == scores["val_loss"]
+
+
+def test_a_checkpoint_that_memory_does_not_hold_is_not_damaged(tmp_path, monkeypatch):
+    """Otherwise the advice would be to delete it."""
+    (tmp_path / "step-00000003.ckpt").touch()
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr(lm.training.state, "_read_whole", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            newest_checkpoint(tmp_path, "")
 
 
 # --- within a step

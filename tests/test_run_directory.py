@@ -152,6 +152,39 @@ def test_a_run_in_the_folder_of_its_text_is_no_text(tmp_path, monkeypatch):
     assert train(composed(*words, "run_dir=runs/b"))[1]["data_hash"] == first[1]["data_hash"]
 
 
+def test_what_was_decided_before_the_first_checkpoint_stays_and_what_was_left_goes(text_file, tmp_path, monkeypatch):
+    """A run of minutes that is killed at once keeps its number of steps; the model of another attempt does not stay."""
+    words = [
+        *(word for word in TINY_RUN if "max_steps" not in word),
+        f"data.path={text_file}",
+        f"run_dir={tmp_path}/run",
+    ]
+    run = composed(*words, "max_minutes=0.02")
+
+    def break_off(engine, signals):
+        raise RuntimeError("a power failure")
+
+    for seconds in (0.1, 0.2):
+        monkeypatch.setattr("lm.training.resolve.seconds_per_step", lambda run, data, seconds=seconds: seconds)
+        with monkeypatch.context() as patch:
+            patch.setattr("lm.training.train.fit", break_off)
+            with pytest.raises(RuntimeError, match="a power failure"):
+                train(run)
+        assert not (tmp_path / "run/model").exists()
+        (tmp_path / "run/model").mkdir()
+        (tmp_path / "run/model/model.safetensors").touch()
+    assert train(run)[1]["steps"] == 12
+
+
+def test_a_folder_of_something_else_is_refused_before_the_text_is_read(text_file, tmp_path):
+    (tmp_path / "theses").mkdir()
+    (tmp_path / "theses/mine.txt").touch()
+    words = [*TINY_RUN, f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache"]
+    with pytest.raises(UserError, match=r"^run_dir=.*/theses: holds other files"):
+        train(composed(*words, f"run_dir={tmp_path}/theses"))
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_tokenizer_file_is_kept_with_a_run_that_stopped(finished_run, text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(finished_run / "model/tokenizer.json", "own.json")

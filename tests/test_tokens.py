@@ -175,6 +175,15 @@ def test_a_validation_text_in_the_training_text_is_said_once(source, caplog):
             assert prepare(config, BYTE).copied > 0.9
             (line,) = caplog.messages
             assert re.match(r"data: \d+\.\d % of the places looked at in the validation text stand in the trai", line)
+    caplog.clear()
+    rows = [f"{i} {random.random()}" for i in range(400)]
+    path.with_name("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows + rows[:200]))
+    data = prepare(replace(source, source="json", path=str(path.with_name("rows.jsonl"))), BYTE)
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"data: (\d+) of (\d+) validation documents, (\d+\.\d) % of the text, are training documents", line
+    )
+    assert f"{100 * data.copied:.1f} % of the text" in line
 
 
 # --- text to tokens

@@ -23,14 +23,13 @@ from typing import Any, NoReturn
 
 import lm
 from lm.cli import COMMANDS, NAME, command_line, started_by
-from lm.errors import RESUMABLE, UserError, first_line, without_secrets
+from lm.errors import RESUMABLE, UserError, first_line, is_out_of_memory, without_secrets
 from lm.system.signals import SHUTDOWN, is_ignored, is_impatient
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
-NO_MEMORY = re.compile("can't allocate|size calculation overflowed|segment from shared object$")
 
 
 class Interrupts:
@@ -160,7 +159,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         name = "" if error.filename is None else f"{error.filename}: "
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
         return f"{name}{error.strerror or text}{advice}", 1 if error.errno in MACHINE else 2
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or NO_MEMORY.search(text):
+    if is_out_of_memory(error):
         less = "data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less memory: {less}", 1
     if "returned nan values" in text:  # trainer.detect_anomaly has shown where

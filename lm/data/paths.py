@@ -3,7 +3,7 @@
 import glob
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -127,18 +127,22 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
     return paths
 
 
-def from_above(run_dir: Path, path: str | None) -> str | None:
-    """Return a relative path from the nearest folder above the run from which it leads somewhere, or as it is.
+def from_above(run_dir: Path, path: str | None, is_right: Callable[[str], bool] = lambda path: False) -> str | None:
+    """Return where a relative path of a run leads: as it is, or from the nearest folder above the run with such files.
 
-    Training was started in that folder, and another folder may have a text of the same name. The hash of the text is
-    compared anyway.
+    Training was started in a folder above the run. `is_right` decides where both places have files.
     """
     if path is None:
         return path
-    above = (folder / path for folder in run_dir.resolve().parents)
-    place = next((place for place in above if place.exists()), None)
-    is_here = place is None or (os.path.exists(path) and place.samefile(path))
-    return path if is_here else str(place)
+    above = (str(folder / path) for folder in run_dir.resolve().parents if folder / path != run_dir.resolve())
+    place = next((place for place in above if _leads_somewhere(place)), path)
+    is_here = _leads_somewhere(path)
+    is_same = os.path.exists(path) and os.path.exists(place) and os.path.samefile(path, place)
+    return path if is_here and (is_same or is_right(path)) else place
+
+
+def _leads_somewhere(path: str) -> bool:
+    return os.path.exists(path) or (glob.has_magic(path) and bool(matches(path)))
 
 
 def open_file(file: Path) -> IO[bytes]:

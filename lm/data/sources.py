@@ -6,20 +6,22 @@ import logging
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
-from lm.config import DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, build
 from lm.data.paths import (
     BLOCK,
     COMPRESSED,
     ENDINGS,
+    from_above,
     is_url,
     kind_of,
     local_files,
@@ -126,15 +128,18 @@ def warn_of_other_formats(sources: Iterable[Source]) -> None:
 
 
 def state_of(files: Files, limit: float = inf) -> str:
-    """Return a digest of names, compressions and contents: of a compressed file all, else at most `limit` bytes."""
+    """Return a digest of names, compressions and contents: all of a compressed file, of the others `limit` bytes."""
     states = []
     for name, file in files.items():
+        if limit <= 0:
+            break
         digest, n_read, compression = xxhash.xxh3_128(), 0, COMPRESSED.get(file.suffix.lower(), "")
         most = inf if compression else limit
         with open(file, "rb", buffering=0) as content:
             while n_read < most and (block := content.read(BLOCK)):
                 digest.update(block)
                 n_read += len(block)
+        limit -= 0 if compression else n_read
         states.append([name, compression, digest.hexdigest()])
     return json_sha256(states)
 
@@ -153,6 +158,29 @@ def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, st
         with suppress(OSError):
             states["tokenizer.path"] = state_of({"": Path(tokenizer.path)})
     return states
+
+
+def text_of_run(run_dir: Path, content: Mapping[str, Any]) -> DataConfig:
+    """Return the settings of the text of a run, by the content of its config.yaml, as they open the text that was read.
+
+    Paths lead from the folder in which training was started, and a data set of the Hub has the commit that was read.
+    """
+    config: DataConfig = build(DataConfig, content["data"])
+    if revision := content.get("data_revision"):  # the branch may have moved on
+        config = replace(config, revision=revision)
+    if config.source == "hub":
+        return config
+    for name in ("path", "val_path"):
+        state = content.get("states", {}).get(f"data.{name}")
+        place: Any = {name: from_above(run_dir, getattr(config, name), partial(_was_read, config, name, state))}
+        config = replace(config, **place)
+    return config
+
+
+def _was_read(config: DataConfig, name: str, state: str | None, path: str) -> bool:
+    """Return whether the files at a path, the setting data.NAME, have this digest."""
+    place: Any = {name: path}
+    return local_states(replace(config, **place), TokenizerConfig()).get(f"data.{name}", "") == state
 
 
 def local_files_of(config: DataConfig) -> set[Path]:

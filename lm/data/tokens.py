@@ -29,7 +29,7 @@ from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
-FORMAT = 13  # version of the folder; a new version builds all folders again
+FORMAT = 14  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
@@ -192,9 +192,10 @@ def mapped(path: Path, dtype: str) -> np.ndarray:
 
 def write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     """Write the tokenizer, and the description of the token files of a folder."""
-    copied = max(_copied(folder, tokenizer.dtype), (meta["overlap"] or {"share": 0.0})["share"])
+    places = _copied(folder, tokenizer.dtype)
+    copied = max(places, (meta["overlap"] or {"share": 0.0})["share"])
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    meta |= {"dtype": tokenizer.dtype, "copied": copied, "checksum": _checksum(folder)}
+    meta |= {"dtype": tokenizer.dtype, "places": places, "copied": copied, "checksum": _checksum(folder)}
     write_json(folder / "meta.json", meta)
 
 
@@ -208,12 +209,17 @@ def _copied(folder: Path, dtype: str) -> float:
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
     meta = read_json(folder / "meta.json")
-    common, copied = meta["overlap"] or {"share": 0.0}, 100 * meta["copied"]
-    if common["share"] >= MIN_OVERLAP or meta["copied"] >= MIN_COPIED:
-        line = f"data: {copied:.1f} % of the places looked at in the validation text stand in the training text too"
-        if common["share"]:
-            line += f"; {common['n_documents']} of {common['of']} validation documents are training documents"
-        log.warning(line)
+    common, places = meta["overlap"] or {"share": 0.0}, meta["places"]
+    copies = []
+    if places >= MIN_COPIED:
+        copies.append(
+            f"{100 * places:.1f} % of the places looked at in the validation text stand in the training text too"
+        )
+    if common["share"] >= MIN_OVERLAP:
+        documents = f"{common['n_documents']} of {common['of']} validation documents"
+        copies.append(f"{documents}, {100 * common['share']:.1f} % of the text, are training documents")
+    if copies:
+        log.warning("data: %s", "; ".join(copies))
     for note in meta["notes"]:
         log.info(note)
     return TextData(

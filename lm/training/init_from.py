@@ -10,7 +10,7 @@ import torch
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, RunConfig, foreign_classes
 from lm.data.sources import local_states
 from lm.data.tokens import TextData
-from lm.errors import UserError
+from lm.errors import UserError, reading
 from lm.folder import Base, load_model, read_base
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
@@ -72,9 +72,10 @@ def _texts_of(base: Base) -> list[list[str | None]]:
     """Return, for a model and each model before it, the digest of its training text and the hash of text and split."""
     if not is_run(base.folder.parent):
         return []
-    trained = read_yaml(base.folder.parent / "config.yaml")
-    before = (trained.get("init_record") or {}).get("texts", [])
-    return [*before, [trained.get("states", {}).get("data.path"), trained["data_hash"]]]
+    with reading(path := base.folder.parent / "config.yaml"):
+        trained = read_yaml(path)
+        before = (trained.get("init_record") or {}).get("texts", [])
+        return [*before, [trained.get("states", {}).get("data.path"), trained["data_hash"]]]
 
 
 def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
@@ -126,7 +127,10 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
     same = new_embed.multiplier == old_embed.multiplier
     inputs = old_embed.weight if same else old_embed.matrix() / new_embed.multiplier  # (V, D), for the new embedding
     outputs = old_head.matrix(old_embed.weight)  # (V, D)
+    leave_out = f"init_tied_matrix={rule}: the loaded model has one matrix already; leave it out"
     match new_head, old_head:
+        case TiedProjectedHead(), TiedHead() | TiedProjectedHead() if rule is not None:
+            raise UserError(leave_out)
         case TiedProjectedHead(), TiedHead() | TiedProjectedHead():  # the projection makes up for another multiplier
             new_embed.weight.copy_(inputs)
             if isinstance(old_head, TiedProjectedHead):
@@ -134,14 +138,16 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
             new_head.proj.weight.mul_(new_embed.multiplier / old_embed.multiplier)
         case TiedHead() | TiedProjectedHead() | UntiedMidTrainingHead(), _:  # the last begins its training tied
             if inputs is not outputs and rule is None:
+                reason = "the input and output embeddings of the loaded model differ"
+                if outputs is old_embed.weight:
+                    scales = f"{new_embed.multiplier:g}, that of the loaded model is {old_embed.multiplier:g}"
+                    reason = f"and its head.embedding_multiplier is {scales}"
                 advice = f"choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head"
-                raise UserError(
-                    f"head: has one matrix, the input and output embeddings of the loaded model differ; {advice}"
-                )
-            matrices = {None: inputs, "embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
+                raise UserError(f"head: has one matrix, {reason}; {advice}")
             if inputs is outputs and rule is not None:
-                raise UserError(f"init_tied_matrix={rule}: the loaded model has one matrix already; leave it out")
-            new_embed.weight.copy_(inputs if inputs is outputs else matrices[rule])
+                raise UserError(leave_out)
+            matrices = {"embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
+            new_embed.weight.copy_(inputs if inputs is outputs else matrices[str(rule)])
             new_head.init_from_embedding(new_embed.weight)
         case UntiedHead(), _ if rule is not None:
             raise UserError(f"init_tied_matrix={rule}: is for a head of one matrix, not {type(new_head).__name__}")

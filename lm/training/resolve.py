@@ -47,7 +47,7 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
     trainer = replace(trainer, accelerator=device, precision=precision)
     run = replace(run, trainer=trainer, threads=count_threads(run.threads))
-    return replace(run, loss=resolve_loss(run, vocab_size))
+    return replace(run, loss=resolve_loss(run, max(vocab_size, run.model.vocab_rows or 0)))
 
 
 def with_steps(run: RunConfig, data: TextData) -> RunConfig:

@@ -28,10 +28,9 @@ from lm.config import (
     foreign_classes,
     requested_settings,
 )
-from lm.data.paths import from_above
-from lm.data.sources import local_states
+from lm.data.sources import local_states, text_of_run
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
-from lm.folder import read_result
+from lm.folder import TOKENIZER, read_result
 from lm.system.code import code_identity
 from lm.system.files import LOCK, PARTIAL, is_run, json_sha256, read_csv, read_yaml, remove_partial, write_text
 
@@ -67,6 +66,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints, self.model, self.adapter = path / "checkpoints", path / "model", path / "adapter"
+        self.tokenizer = self.model / TOKENIZER
         self.metrics, self.result, self.config = path / METRICS, path / "result.json", path / "config.yaml"
         self.samples, self.diagnostics = path / "samples.jsonl", path / "diagnostics.csv"
 
@@ -125,19 +125,13 @@ class RunDirectory:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the run as they were decided, nested.
-
-        Look for a path of the text from the folders above the run, if the path leads nowhere.
-        """
+        """Return the settings of the run as they were decided, nested, with paths that lead to its text."""
         content = self.read_config()
         with reading(self.config):
             settings = {item.name: content[item.name] for item in fields(RunConfig) if item.name in content}
-            if settings["data"]["source"] != "hub":
-                for key in ("path", "val_path"):
-                    settings["data"][key] = from_above(self.path, settings["data"][key])
-        tokenizer = self.model / "tokenizer.json"
-        if settings["tokenizer"]["kind"] == "file" and tokenizer.exists():
-            settings["tokenizer"]["path"] = str(tokenizer)  # the original may be gone, or lie in another folder
+            settings["data"] = asdict(text_of_run(self.path, content))
+        if settings["tokenizer"]["kind"] == "file" and self.tokenizer.exists():
+            settings["tokenizer"]["path"] = str(self.tokenizer)  # the original may be gone, or lie in another folder
         return settings
 
     def has_begun(self) -> bool:
@@ -205,11 +199,16 @@ class RunDirectory:
             raise UserError(f"{self.config}: no such file; the directory of a run needs one")
         self.check_same_run(run, hashes or {}, ignored="threads")
         if hashes is None:
-            if _differing_in_text(flat(saved), flat(requested_settings(run))):
-                return None
+            settings, own = flat(requested_settings(run)), flat(self.settings())
             before, now = saved.get("states", {}), local_states(run.data, run.tokenizer)
-            for key in [key for key in now if now[key] != before.get(key)]:
-                log.warning("%s=%s: has changed since; this result is of what it was", key, flat(asdict(run))[key])
+            changed = {key for key in now if now[key] != before.get(key, "")}
+            differing = {key for key in _differing_in_text(flat(saved), settings) if settings[key] != own[key]}
+            if differing - (now.keys() - changed):
+                return None
+            if run.tokenizer.path == str(self.tokenizer):  # the copy that the run keeps
+                changed.discard("tokenizer.path")
+            for key in changed:
+                log.warning("%s=%s: has changed since; this result is of what it was", key, settings[key])
         log.info("%s is finished: nothing to train", self.path)
         is_same = False
         with suppress(UserError):  # a class of the user may be gone

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lm.errors import UserError, first_line
+from lm.errors import UserError, first_line, is_out_of_memory
 from lm.folder import read_weights, saved_state, write_weights
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256
@@ -163,6 +163,8 @@ def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
         except OSError:
             raise
         except Exception as error:  # torch, the unpickler and zipfile have many
+            if is_out_of_memory(error):
+                raise
             log.warning("%s: is damaged (%s); trying the one before", path, first_line(error))
             continue
         if content["config_hash"] != config_hash:

@@ -7,6 +7,7 @@ Read from top to bottom: `train` finds out which run it is, `setup` refuses and 
 import logging
 import math
 import os
+import shutil
 import time
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
@@ -71,9 +72,11 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
+    # Before the text is read, which may take minutes. `setup` asks again, with the hash of the text.
     if directory and directory.has_begun():
-        # Before the text is read, which may take minutes. `setup` asks again, with the hash of the text.
         directory.check_same_run(run, {})
+    elif directory and directory.path.is_dir():
+        directory.check_is_run()
     data = data or prepare(run.data, run.tokenizer)
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
     directory = directory or RunDirectory(default_directory(run, config_hash(run, **hashes)))
@@ -184,12 +187,13 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_of_run(run)}
     requested, saved = requested_settings(run), directory.read_config()
     identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
-    if saved and (begun or not differing_keys(saved, requested | hashes)):  # the first command said what was asked for
-        identity |= {key: saved[key] for key in ("config_hash", "requested")}
     if begun:
         directory.check_same_run(run, hashes)
         if resumes:
             directory.check_code(run)
+    # Also a run that was killed before its first checkpoint has decided its length, and said what was asked for.
+    if saved and (begun or not differing_keys(saved, requested | hashes)):
+        identity |= {key: saved[key] for key in ("config_hash", "requested")}
         run = directory.as_decided(run)
     with error_prefix(f"run_dir={directory.path}") if begun else nullcontext():
         run = resolve(run, vocab_size)
@@ -222,10 +226,12 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         if not checkpoint:  # what an attempt before has logged
             for path in (directory.samples, directory.diagnostics):
                 path.unlink(missing_ok=True)
+            for folder in (directory.model, directory.adapter):
+                shutil.rmtree(folder, ignore_errors=True)
         directory.write_config(settings)
         if run.tokenizer.kind == "file":  # a resume needs neither the file nor a loaded run
             directory.model.mkdir(exist_ok=True)
-            write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
+            write_text(directory.tokenizer, data.tokenizer.to_json())
         log_start(run, data, directory.path, cost["n_params"], step)
 
     stack.enter_context(torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly))
@@ -335,7 +341,8 @@ def fit(engine: Engine, signals: Signals) -> None:
             engine.finite_row(step)  # no checkpoint of a step that is not finite
         if stops or saves or state.ended_by:
             if is_first:
-                sync_files(directory.path.glob("*.csv"))  # a checkpoint must not be newer than the rows on disk
+                rows = (*directory.path.glob("*.csv"), *directory.path.glob("*.jsonl"))
+                sync_files(rows)  # a checkpoint must not be newer than the rows on disk
                 state.save(directory.checkpoints, run.checkpoint.keep)
             fabric.barrier()
         if stops:
