@@ -156,9 +156,13 @@ def test_a_report_is_that_of_the_runs_that_there_are(lab, instantly):
     lab.run(seeds=[0, 1, 2])
     instantly(near)
     lab.run(seeds=[0, 1, 2], report=False)
-    assert (numbers(lab.out)["runs"]["failed"], (lab.out / "results.csv").read_text().count(",done,")) == (1, 6)
+    assert (lab.out / "results.csv").read_text().count(",done,") == 6
+    assert [*lab.out.glob("report.*")] == [], "pages that would not show them"
+    (lab.out / "figures/ladder.svg").write_text("of a question that was tuned")
+    shutil.copytree(lab.out / lab.asked()[0].run_dir, lab.out / "runs/backup")
     lab.run(seeds=[0, 1, 2])
     assert numbers(lab.out)["runs"]["done"] == 6
+    assert not (lab.out / "figures/ladder.svg").exists()
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly, monkeypatch):

@@ -51,6 +51,9 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     for word in ("ablation.equivalence_margin=1%", "ablation.looks=3"):
         with pytest.raises(UserError, match=rf"^{word}: \w+"):
             asked_by("head=tied,untied", word)
+    for word in ("seeds=[1,2", "seeds=@", "folds=["):
+        with pytest.raises(UserError, match=f"^{re.escape(word)}: while "):
+            asked_by("head=tied,untied", word)
     for value, advice in (("maybe", ""), ("5", "; data.val_fraction=0.2 makes 5 parts of the text")):
         with pytest.raises(UserError, match=rf"^folds={value}: expected true or false{advice}"):
             asked_by("head=tied,untied", f"folds={value}")
@@ -120,6 +123,8 @@ MISTAKES = {
     QUESTION + "equivalence_margin: 0.2\n": "margin: is equivalence_margin",
     QUESTION + "folds: 5": "folds=5: expected true or false; data.val_fraction=0.2 makes 5",
     QUESTION.replace("[3, 4]", "3"): r"looks=\[3\]",
+    QUESTION.replace("[3, 4]", "[[3, 4]]"): r"looks: \[3, 4\]: expected a single value",
+    QUESTION + "seed_offsets: {dropout: [500]}": r"seed_offsets: \[500\]: expected a single value",
     QUESTION.replace("model.dropout=0.1", "{model.dropout: 0.1}"): r"arms\.dropout: model\.dropout: expected key=value",
     QUESTION.replace("model.dropout=0.1", "[optim.betas=0.9,0.95]"): r"arms\.dropout: 0\.95: expected key=value",
     QUESTION.replace("trainer.max_steps=4", "[model=tiny,small]"): "overrides: small: expected key=value",

@@ -72,6 +72,16 @@ def test_a_confirmation_finds_the_text_from_any_folder(asked, tmp_path, monkeypa
         assert confirmation(folder)["overrides"] == [f"data.path={found}", "optim.lr=0.1"]
 
 
+def test_a_base_for_each_seed_stays_so_and_the_first_answer_is_not_overwritten(asked, command):
+    folder = asked()
+    record = read_record(folder)
+    record.overrides = ["init_from=bases/seed{seed}"]
+    write_record(record, folder)
+    assert confirmation(folder)["overrides"] == record.overrides
+    code, _, said = command("ablate", f"confirm={folder}", f"output_dir={folder}/runs/..")
+    assert (code, "holds the ablation that is to be confirmed" in said) == (2, True)
+
+
 def test_what_is_no_ablation_cannot_be_confirmed(tmp_path):
     with pytest.raises(UserError, match=r"confirm=.*: holds no ablation\.json"):
         confirmation(tmp_path)

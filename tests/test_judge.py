@@ -330,6 +330,7 @@ WORDS = [
     (runs({"a": [1.0] * 4, "b": [2.0] * 4}), TWO, ["no test is possible"]),
     (ends(a="dddddddf", b="dddddddn"), TWO, ["b diverged at 1 of 8 seeds; a failed at seed 7", "others may favour it"]),
     (ends(a="nnnn", b="nnnn"), TWO, ["no run of b and a trained"]),
+    (LADDERS.assign(status=LADDERS["status"].mask(LADDERS["arm"] == "b", "diverged")), TUNED, ["all five values of b"]),
     (LADDERS, TUNED, ["each at its own best of five learning rates (b 0.71 times the config's, a 1.4 times)"]),
     (HIGH, TUNED, ["; 1 of the five values of b diverged"]),
     (FOUR, TUNED, ["each at its own best of four learning rates (b 0.71 times"]),

@@ -141,11 +141,16 @@ def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
 
 def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
     found = read_results(make(tmp_path, report=False, seeds=[0, 1, 2], tuned=True))
+    found.record.question.folds = True
     found.record.question.seeds, found.record.question.looks = [0, 1, 2, 3, 4], [3, 5]
     found.record.arms["tied"].scored_tokens = [10, 11, 12, 13, 14]
     basis = describe(found, told := report_warnings(found))["basis"]
     assert basis["seeds"].startswith("3 for each arm")
     assert "10 to 12 tokens, 33 in all" in basis["validation text"]
+    found.record.arms["tied"].scored_tokens = [10]
+    assert "a part of the text of its own (10 tokens" in describe(found, told)["basis"]["validation text"], (
+        "of one seed"
+    )
     assert [warning.summary for warning in told] == ["There are only 3 seeds."]
 
 

@@ -13,7 +13,7 @@ from conftest import HEADS, ROOT
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.execute import describe_exit_code
-from lm.lab.ablation.folder import RunFiles, read_record, write_record
+from lm.lab.ablation.folder import Failure, RunFiles, read_record, write_record
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
@@ -53,6 +53,15 @@ def test_reported_runs_alone_are_rows_and_those_of_the_first_budget():
     frame = runs(STUDIES / "tying/adamw_longer").set_index("run_dir")
     assert {*frame.index} == {*reported.index}
     assert frame.val_loss.tolist() == reported.val_loss[frame.index].tolist()
+
+
+def test_an_ablation_without_a_reported_run_has_the_same_columns(study):
+    record = read_record(study)
+    record.runs = []
+    write_record(record, study)
+    which = ["ablation", "arm", "seed", "factor", "run_dir"]
+    for frame in (runs(study), curves(study)):
+        assert (len(frame), [*frame][:5]) == (0, which)
 
 
 def test_columns_and_their_types(whole):
@@ -103,6 +112,7 @@ def test_a_folder_of_ablations_names_them_and_is_only_read(study):
 
 def test_what_became_of_a_run_is_told_by_its_folder_and_by_its_row_when_that_is_gone(study, monkeypatch):
     draw_nothing(monkeypatch)
+    assert describe_exit_code(255) == (Failure.ERROR, "ended with exit code 255"), "no signal has the number 127"
     endings = [describe_exit_code(code) for code in (-9, 143, 1, -11)]  # 143: 128 + SIGTERM
     errors = [*(ending.message for ending in endings), "the loss is nan"]
     of(study, "tied", 0).run_dir.mkdir(parents=True)  # it is being made again

@@ -165,6 +165,7 @@ MISTAKES = [
     (ARMS | {"c": [1.0]}, {}, "frame: baseline: not given: expected one of a, b, c"),
     (ARMS, {"baseline": "d"}, "frame: baseline=d: no such arm: expected one of a, b"),
     (ARMS, {"margin": np.nan}, "frame: margin=nan"),
+    (ARMS, {"margin": True}, "frame: margin=True: expected a number"),
 ]
 
 

@@ -65,6 +65,12 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
     assert "expected node content" in listing(find_runs(tmp_path / "runs"), 7)
 
 
+def test_runs_are_listed_before_one_of_them_has_finished(tmp_path):
+    for name in "ab":
+        write_run_dir(tmp_path / name, RunConfig(head=HEADS["tied"]))
+    assert len(ordered(find_runs(tmp_path), "val_bpb")) == 2
+
+
 TEXTS = [RunConfig(data=DataConfig(source="text", path=f"{name}.txt")) for name in "aab"]
 HASHED = [RunConfig(init_sha256=digest) for digest in ("0123456789abcdef", None)]
 OWN_STD = [RunConfig(head=replace(HEADS["tied"], embedding_std=std)) for std in (0.02, 0.04)]

@@ -70,7 +70,7 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     (nats per token), `val_bpb` (bits per byte), `val_top1` (0 to 1), `n_params`, `flops_per_token` (forward and
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
-    records = _read_runs(folder)
+    which, records = _read_runs(folder)
     listed = [record.run for record in records]
     keys = without_parts_of_the_head(differing(listed), listed) if settings is None else settings
     keys = [keys] if isinstance(keys, str) else keys
@@ -81,7 +81,7 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
         row = {key: run[key] for key in keys} | {key: run.result.get(key) for key in SCORES} | identity
         row["torch"] = run.result.get("torch", run.result.get("versions.torch"))
         rows.append(row | {"status": STATUS.get(run.status, run.status), "error": run.note})
-    first: Columns = {**_identity(records), "status": str, "error": str}
+    first: Columns = {**which, "status": str, "error": str}
     return frame_of(rows, {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str})
 
 
@@ -93,15 +93,13 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     1) and `val/tokens`, how many tokens were scored: a part of the validation text, and in the last row all of it;
     where that is missing, a part throughout. Without the folders of its runs an ablation has its validations only.
     """
-    records = _read_runs(folder)
+    which, records = _read_runs(folder)
     lines = [(record.identity, line) for record in records for line in record.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
     columns = [*dict.fromkeys([*COUNTS, metric, *names])]
-    points = frame_of(
-        [line | identity for identity, line in lines], {**_identity(records), **dict.fromkeys(columns, str)}
-    )
+    points = frame_of([line | identity for identity, line in lines], {**which, **dict.fromkeys(columns, str)})
     points[columns] = points[columns].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
     kinds = dict.fromkeys(columns, "float64") | dict.fromkeys(COUNTS, "Int64")
     return points[points[metric].notna()].astype(kinds).reset_index(drop=True)
@@ -143,13 +141,16 @@ def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
     return {name: read_results(place) for name, place in places.items()}
 
 
-def _read_runs(folder: str | Path) -> list[_Run]:
+def _read_runs(folder: str | Path) -> tuple[Columns, list[_Run]]:
+    """Return the runs of a folder, and the columns that say which run a row is about."""
     if ablations := _ablations(folder):
-        return [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
-    runs = find_runs(Path(os.path.expanduser(folder)))
-    return [
-        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS)) for run in runs
+        runs = [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
+        return {"ablation": str, "arm": str, "seed": int, "factor": float, "run_dir": str}, runs
+    found = find_runs(Path(os.path.expanduser(folder)))
+    runs = [
+        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS)) for run in found
     ]
+    return {"run_dir": str, "seed": int}, runs
 
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
@@ -160,8 +161,3 @@ def _reported(name: str, ablation: Results) -> Iterator[_Run]:
         run = FoundRun(run_dir, ablation.folder / run_dir, row["status"], row["error"], settings, result)
         identity = {"ablation": name} | {key: row[key] for key in ("arm", "seed", "factor", "run_dir")}
         yield _Run(identity, run, partial(ablation.reader.lines, run_dir))
-
-
-def _identity(runs: Sequence[_Run]) -> dict[str, type | None]:
-    kinds: dict[str, type | None] = {"seed": int, "factor": float}
-    return {key: kinds.get(key, str) for run in runs[:1] for key in run.identity}

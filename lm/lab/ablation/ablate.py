@@ -38,7 +38,7 @@ from lm.lab.ablation.plan import (
     seconds_to_go,
 )
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.report import write_report, write_tables
+from lm.lab.ablation.report import remove_pages, write_report, write_tables
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
@@ -93,6 +93,7 @@ def ablate(
             write_report(results)
         else:
             write_tables(results)
+            remove_pages(folder)
         write_record(results.record, folder)  # last: with `ended`, nothing is left to do
         return results
 

@@ -3,13 +3,14 @@
     lm-lab ablate model.dropout=0,0.2 my.txt
 
 The first value is the baseline. The question is written as a YAML file into the folder of its answer, to be edited.
-Imports nothing heavy.
+Imports no torch.
 """
 
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ RESERVED = {
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 NOT_OF_AN_ARM = dict.fromkeys(LENGTH, SET_BY_BUDGET) | RESERVED
+OF_SINGLE_VALUES = {"primary", "looks", "seeds", "baselines", "seed_offsets", "match_parameters"}
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
 
@@ -100,12 +102,15 @@ def long_name(word: str) -> str:
     key, _, value = word.removeprefix("ablation.").partition("=")
     if key not in SHORT:
         return word
-    if key == "seeds":
-        value = to_override_value(_seeds(yaml.safe_load(value)))
     if key == "tune":
         value = {"true": LEARNING_RATE, "false": "null"}.get(value.lower(), value)
-    if key == "folds":
-        _check_folds(yaml.safe_load(value))
+    if key in ("seeds", "folds"):
+        with explaining([word], {}):
+            typed = yaml.safe_load(value)
+        if key == "folds":
+            _check_folds(typed)
+        else:
+            value = to_override_value(_seeds(typed))
     return f"ablation.{SHORT[key]}={value}"
 
 
@@ -156,17 +161,20 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             content["seeds"] = _seeds(content["seeds"])
         if "folds" in content:
             _check_folds(content["folds"])
+        for key in OF_SINGLE_VALUES & content.keys():
+            values = content[key].values() if isinstance(content[key], dict) else content[key]
+            for value in values if isinstance(values, Collection) else ():
+                require(not isinstance(value, list | dict), f"{key}: {value}", "a single value in its place")
         with explaining([], kinds):
             schema = OmegaConf.merge(OmegaConf.structured(Question), {"name": "any"}, content)
             missing = OmegaConf.missing_keys(schema)
         if is_whole and missing:
             raise UserError(f"{', '.join(sorted(missing))}: is missing")
         try:
-            OmegaConf.to_object(schema)
+            with explaining([], kinds), suppress(MissingMandatoryValue):  # typed elsewhere
+                OmegaConf.to_object(schema)
         except UserError as error:
             raise UserError(str(error).replace("ablation.", "")) from None
-        except MissingMandatoryValue:
-            pass  # typed elsewhere
     return dict(content)
 
 
@@ -283,7 +291,7 @@ def confirmation(source: Path) -> QuestionFile:
 
 def _from_above(folder: Path, word: str) -> str:
     """Return an override whose path leads to the file that the ablation of a folder has read."""
-    if (key := key_of(word)) not in PATHS:
+    if (key := key_of(word)) not in PATHS or SEED in word:
         return word
     path = str(values_of(word)[0])
     found = str(from_above(folder, path))
@@ -304,7 +312,7 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOS
     """Return the configuration of every arm; the overrides that were `typed` change them all.
 
     The init_from of an arm may hold {seed}; model and tokenizer are then those of its first seed. Raises UserError
-    naming the arm or override to blame. It comes before anything heavy is imported.
+    naming the arm or override to blame. It comes before torch is imported.
     """
     common = by_key([*question.overrides, *typed])
     if reserved := sorted(common.keys() & RESERVED.keys()):

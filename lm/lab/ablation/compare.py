@@ -83,7 +83,8 @@ def judge(
 
     with error_prefix("frame"):
         require(isinstance(frame, pd.DataFrame), f"is a {type(frame).__name__}", "a frame of pandas")
-        require(isinstance(margin, Real | None), f"margin={margin!r}", "a number")
+        is_number = isinstance(margin, Real | None) and not isinstance(margin, bool)
+        require(is_number, f"margin={margin!r}", "a number")
         require(isinstance(higher, bool), f"higher={higher!r}", "True or False")
         results = judged(checked_rows(frame), None if baseline is None else str(baseline), margin, higher)
     return _answer(results, contrasts_of({"": results}), None)

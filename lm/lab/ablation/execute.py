@@ -155,7 +155,7 @@ def describe_exit_code(code: int) -> Ending:
     signum = code - 128 if code > 128 else -code
     if signum in CRASHES:
         return Ending(Failure.ERROR, f"crashed by signal {signum}")
-    if signum > 0:
+    if signum in signal.valid_signals():
         return Ending(Failure.KILLED, f"killed by signal {signum}")
     return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
 

@@ -7,6 +7,7 @@ run without a folder is read from results.csv, and its curve from curves.csv.
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ from lm.training.run_directory import read_rows
 FILE = "ablation.json"
 CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published
 RUNS = "runs"  # folder of the runs
+RUN_NAME = re.compile(r"(.+)-seed(\d+)-\w+")  # of the folder of a run: arm, seed, hash
 REPORTED, PILOT, UNUSED = "reported", "pilot", "unused"  # purposes of runs; the last: of no part of the question
 ENDED = ("done", "diverged")
 
@@ -90,7 +92,8 @@ class AblationRecord:
 
     def __post_init__(self) -> None:
         self.overrides, self.command = without_secrets(self.overrides), without_secrets(self.command)
-        self.question.overrides = without_secrets(self.question.overrides)
+        for key in ("question", "arms", "overrides"):
+            setattr(self.question, key, without_secrets(getattr(self.question, key)))
         self.seeds = self.seeds or [*self.question.seeds]
 
     def common(self) -> list[str]:
@@ -351,7 +354,8 @@ class RunReader:
         """Return every run that has left a result, by its folder or by its row."""
         results = (path.parent for path in self.folder.glob(f"{RUNS}/*/result.json"))
         diverged = (path.with_suffix("") for path in self.folder.glob(f"{RUNS}/*.json"))
-        return [*(f"{RUNS}/{path.name}" for path in (*results, *diverged)), *self.rows]
+        names = [f"{RUNS}/{path.name}" for path in (*results, *diverged) if RUN_NAME.fullmatch(path.name)]
+        return [*names, *self.rows]
 
     def _described(self, run_dir: str) -> dict[str, Any]:
         outcome = self.outcome(run_dir)
@@ -394,8 +398,8 @@ def arm_and_seed(run_dir: str) -> tuple[str, int]:
     >>> arm_and_seed("runs/tied-seed1000-1a2b3c4d5e")
     ('tied', 1000)
     """
-    arm, _, rest = run_dir.rpartition("/")[2].rpartition("-seed")
-    return arm, int(rest.partition("-")[0])
+    arm, seed = RUN_NAME.fullmatch(run_dir.rpartition("/")[2]).groups()  # type: ignore[union-attr]
+    return arm, int(seed)
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:

@@ -108,10 +108,13 @@ class Plan:
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
+        run, setting = self.arms[arm], str(self.question.tuned_setting)
+        values = settings_of_run(self.record, arm, run, self.question.seeds[0], factor(rung))
         try:
-            return bool(self.spec(arm, self.question.seeds[0], rung))
+            change(run.run, {setting: values.get(setting, run.settings[setting])})
         except UserError:
             return False
+        return True
 
 
 @dataclass(slots=True, frozen=True, eq=False)

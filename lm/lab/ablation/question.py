@@ -200,7 +200,7 @@ class AblateConfig:
     executor: str = "local"  # where runs are made: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    workers: int | None = None  # runs at a time; null: one for each GPU; without a GPU one for each core; 64 on Slurm
+    workers: int | None = None  # runs at a time; null: one for each GPU, else as many as the cores hold; 64 on Slurm
     overrides: list[str] = field(default_factory=list)  # the settings of train that were typed; not to be set by hand
 
     def __post_init__(self) -> None:

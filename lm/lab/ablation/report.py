@@ -60,10 +60,19 @@ def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: 
     write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
     svg = _figures(results, drawn)
     (folder / "figures").mkdir(exist_ok=True)
-    for name, figure in svg.items():
-        write_text(folder / "figures" / f"{name}.svg", figure)
+    for name in ALT:
+        if name in svg:
+            write_text(folder / "figures" / f"{name}.svg", svg[name])
+        else:  # of an earlier question
+            (folder / "figures" / f"{name}.svg").unlink(missing_ok=True)
     write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
     write_text(folder / "report.html", _html(results, content, svg))
+
+
+def remove_pages(folder: Path) -> None:
+    """Remove the pages of an earlier call, which would not show the results that there are now."""
+    for name in ("report.html", "report.md", "report.json", *(f"figures/{name}.svg" for name in ALT)):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _figures(results: Results, drawn: Sequence[Any]) -> dict[str, str]:
@@ -169,7 +178,7 @@ def _scored(results: Results) -> str:
     tokens = results.record.arms[results.question.baseline].scored_tokens
     if not tokens:
         return "not known"
-    if len(tokens) == 1:
+    if not results.question.folds:
         return f"{tokens[0]:,} tokens, the same for all pairs, so intervals include the differences between seeds alone"
     tokens = tokens[: results.n_seeds]  # a planned look may have decided with fewer
     each = " to ".join(dict.fromkeys(f"{n:,}" for n in (min(tokens), max(tokens))))

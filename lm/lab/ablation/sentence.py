@@ -185,10 +185,10 @@ def _is_perplexity(contrast: Contrast) -> bool:
 def _amount(contrast: Contrast, mean: float) -> str:
     if not _is_perplexity(contrast):
         return f"{signed(mean, contrast.digits)} {METRICS[contrast.metric].unit}"
-    share = 100 * abs(math.expm1(mean))
-    if share < 0.05 and contrast.verdict in ("equivalent", "undecided"):
+    share, digits = 100 * abs(math.expm1(mean)), _digits_of_share(contrast)
+    if share < 0.5 * 10**-digits and contrast.verdict in ("equivalent", "undecided"):
         return "the same perplexity"
-    return f"{share:.{_digits_of_share(contrast)}f} % {'lower' if mean < 0 else 'higher'} perplexity"
+    return f"{share:.{digits}f} % {'lower' if mean < 0 else 'higher'} perplexity"
 
 
 def _digits_of_share(contrast: Contrast) -> int:

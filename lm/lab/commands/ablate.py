@@ -187,5 +187,7 @@ def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
         raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected {expected}")
     beside = Path(os.path.relpath(f"{folders['confirm'].resolve()}-confirm"))
     folder = folders.get("output_dir", beside)
+    if folder.resolve() == folders["confirm"].resolve():
+        raise UserError(f"output_dir={folder}: holds the ablation that is to be confirmed; name another folder")
     rest = [word for word in own if key_of(word) != "output_dir"]
     return [*choose(confirmation(folders["confirm"])), f"output_dir={quoted(str(folder))}"], rest

@@ -1,4 +1,4 @@
-"""The server of the page. It answers this machine alone, bounds what is asked, and lets one model compute at a time.
+"""The server of the page. It answers this machine alone, and lets one model compute at a time.
 
 GET / is the page, GET /runs the runs as JSON, GET /report the report of the ablation that they belong to. POST /prompt
 streams a row of JSON per token; the other questions are answered with JSON. A refusal is {"error": LINE} with a status
@@ -140,9 +140,9 @@ class LookServer(ThreadingHTTPServer):
             status = self._status(name, path, stamp) if row["status"] == "unfinished" else row["status"]
             color = styles[name].color.replace(INK, "var(--ink)")
             rows.append(row | {"status": status, "color": color, "dashes": styles[name].linestyle})
-        finished = [(row["name"], row["val_loss"]) for row in rows if row["status"] == "finished"]
+        outcomes = tuple((row["name"], row["status"], row["val_loss"]) for row in rows)
         record = _stamp(self.folder, ("ablation.json", "results.csv")) if self.folder else ()
-        ablation = self.ablation(self.folder, (record, tuple(finished))) if self.folder else None
+        ablation = self.ablation(self.folder, (record, outcomes)) if self.folder else None
         return {"runs": rows, "ablation": ablation}
 
     def _status(self, name: str, path: Path, stamp: Any) -> str:

@@ -141,4 +141,4 @@ def axis_limits(
     near = reach * max(high - low, least) or abs(high) or 1.0
     values += [value for value in others if low - near <= value <= high + near]
     margin = 0.06 * max(max(values) - min(values), least) or 0.06 * near
-    return round(min(values) - margin, 12), round(max(values) + margin, 12)
+    return float(f"{min(values) - margin:.12g}"), float(f"{max(values) + margin:.12g}")

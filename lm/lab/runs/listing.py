@@ -56,7 +56,8 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
     name = key.removeprefix("-")
     check_key("sort", name, runs)
     values = [str(run[name]) for run in runs if run.settings]
-    if len(values) > 1 and len({*values}) == 1 and not any(name in run.result for run in runs):
+    is_known = any(run[name] is not None for run in runs)  # a result is not, before a run has finished
+    if is_known and len(values) > 1 and len({*values}) == 1 and not any(name in run.result for run in runs):
         meant = " or ".join(result for result in RESULTS if name in result)
         hint = f"; did you mean {meant}?" if meant else ""
         raise UserError(f"sort={key}: the setting {name} is {values[0]} in all of these runs{hint}")
