@@ -412,7 +412,7 @@ class TrainerConfig:
     num_nodes: int = 1  # number of machines
     strategy: str = "auto"  # ddp or a variant of it; auto: ddp on several devices
     precision: str = "auto"  # 32-true or bf16-mixed; auto: bf16-mixed where it is native
-    max_steps: int = 1600  # length in optimizer steps, if max_epochs, max_tokens and max_minutes are null
+    max_steps: int = 1600  # length in optimizer steps, unless trainer.max_epochs, max_tokens or max_minutes is set
     max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
     accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
@@ -596,8 +596,9 @@ REQUESTED = (
     "max_minutes",
 )
 HASHES = ("data_hash", "tokenizer_hash")
-LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
-LENGTH = (*LENGTHS, "max_tokens")  # settings of how long a run is, as typed; a record has max_tokens as steps
+RECORDED_LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
+# Settings of how long a run is. A record has max_tokens as steps.
+TYPED_LENGTHS = (*RECORDED_LENGTHS, "max_tokens")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -691,11 +692,11 @@ def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]
         before["threads"], now["threads"] = saved["threads"], settings["threads"]
     keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
     requested = before | saved["requested"]
-    length = [now.get(key) for key in LENGTHS]  # one command sets the length by all of these keys together
-    if length in ([of.get(key) for key in LENGTHS] for of in (before, requested)):
-        keys -= {*LENGTHS}
-    differing = {key for key in keys - {*LENGTHS} if not _agrees(key, before, now, saved["requested"])}
-    return sorted(differing | {key for key in keys & {*LENGTHS} if now.get(key) != requested.get(key)})
+    length = [now.get(key) for key in RECORDED_LENGTHS]  # one command sets the length by all of these keys together
+    if length in ([of.get(key) for key in RECORDED_LENGTHS] for of in (before, requested)):
+        keys -= {*RECORDED_LENGTHS}
+    differing = {key for key in keys - {*RECORDED_LENGTHS} if not _agrees(key, before, now, saved["requested"])}
+    return sorted(differing | {key for key in keys & {*RECORDED_LENGTHS} if now.get(key) != requested.get(key)})
 
 
 def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli import command_line
-from lm.config import LENGTH, RECIPES, DataConfig, literal, recipe_of
+from lm.config import RECIPES, TYPED_LENGTHS, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, expanded, first_line
@@ -420,7 +420,7 @@ def hydra_words(args: Sequence[str], kinds: Kinds) -> list[str]:
     words = classify(args, kinds)
     overrides = with_text(words)
     is_sweep = bool({"-m", "--multirun"} & {*words.flags})
-    lengths = {key_of(word): word for word in overrides if key_of(word) in LENGTH and not word.endswith("=null")}
+    lengths = {key_of(word): word for word in overrides if key_of(word) in TYPED_LENGTHS and not word.endswith("=null")}
     if len(lengths) > 1:
         raise UserError(f"{' '.join(lengths.values())}: expected one length of a run")
     if {"-c", "--cfg"} & {*words.flags} and (loaded := [word for word in overrides if _loads(word)]):

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key
-from lm.config import CLASSES, LENGTH, RunConfig, build, literal
+from lm.config import CLASSES, TYPED_LENGTHS, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, first_line, require
 from lm.folder import read_base
 from lm.system.files import is_run
@@ -145,7 +145,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     content = OmegaConf.create(literal(directory.settings()))
     for key, value in directory.read_config()["requested"].items():  # what is typed changes what was asked for,
         OmegaConf.update(content, key, value)  # not what text and machine decided
-    for key in LENGTH[1:] if {*keys} & {*LENGTH} else ():  # a typed length replaces any other
+    for key in TYPED_LENGTHS[1:] if {*keys} & {*TYPED_LENGTHS} else ():  # a typed length replaces any other
         OmegaConf.update(content, key, None)
     recorded = content.init_from
     with error_prefix(f"run_dir={run_dir}"):

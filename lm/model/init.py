@@ -90,6 +90,7 @@ def _scale_residual_projections(net: "Transformer") -> None:
             # matrices of the module itself come first, because nested matrices may belong to an adapter
             matrices = [p for p in direct if p.ndim == 2] or [p for p in nested if p.ndim == 2]
             if not matrices and scale != 1:
-                raise UserError(f"{name} of a class of yours: has no matrix; add model.residual_scale=1")
+                classes = f"model.linear={net.config.linear}, model.ffn={net.config.ffn}"
+                raise UserError(f"{classes}: {name} has no matrix; add model.residual_scale=1")
             for matrix in matrices[-1:]:  # a class may factorise its matrix: the last factor scales the product
                 matrix.mul_(scale)

@@ -19,9 +19,9 @@ import yaml
 
 from lm.config import (
     HASHES,
-    LENGTH,
-    LENGTHS,
+    RECORDED_LENGTHS,
     REQUESTED,
+    TYPED_LENGTHS,
     RunConfig,
     differing_keys,
     flat,
@@ -157,11 +157,11 @@ class RunDirectory:
         if not keys:
             return
         before, now = flat(saved), flat(settings)
-        before |= {key: saved["requested"].get(key, before.get(key)) for key in LENGTHS[1:]}
+        before |= {key: saved["requested"].get(key, before.get(key)) for key in RECORDED_LENGTHS[1:]}
         if {*keys} <= {*HASHES}:
             keys = _differing_in_text(before, now) or keys
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
-        if {*keys} <= {*LENGTH}:
+        if {*keys} <= {*TYPED_LENGTHS}:
             has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"

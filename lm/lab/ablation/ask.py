@@ -23,7 +23,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from lm.cli.arguments import PATHS, for_hydra, key_of, kinds_of, quoted, recipe_for
 from lm.cli.compose import LOADED, compose, explaining
-from lm.config import LENGTH, RunConfig, check_init, flat, literal
+from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
@@ -45,7 +45,7 @@ RESERVED = {
     "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
-NOT_OF_AN_ARM = dict.fromkeys(LENGTH, SET_BY_BUDGET) | RESERVED
+NOT_OF_AN_ARM = dict.fromkeys(TYPED_LENGTHS, SET_BY_BUDGET) | RESERVED
 OF_SINGLE_VALUES = {"primary", "looks", "seeds", "baselines", "seed_offsets", "match_parameters"}
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
@@ -363,5 +363,5 @@ def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
         with error_prefix(name):
             for key in ("checkpoint.patience", "max_minutes"):
                 require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
-            for key in LENGTH:
+            for key in TYPED_LENGTHS:
                 require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")

@@ -59,7 +59,7 @@ class Question:
     seeds: list[int]  # seeds at which each arm is trained
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
     folds: bool = True  # whether each pair holds out another part of the text
-    first_fold: float = 0.0  # number of the part that the first pair holds out
+    first_fold: float = 0.0  # number of the part that the first pair holds out, from 0
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
     budget: str = "tokens"  # what is equal for all arms: training tokens or training flops
@@ -201,7 +201,7 @@ class AblateConfig:
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     workers: int | None = None  # runs at a time; null: one for each GPU, else as many as the cores hold; 64 on Slurm
-    overrides: list[str] = field(default_factory=list)  # the settings of train that were typed; not to be set by hand
+    overrides: list[str] = field(default_factory=list)  # not to be typed: the settings of train on this line
 
     def __post_init__(self) -> None:
         expand_paths("", self, "output_dir", "confirm")

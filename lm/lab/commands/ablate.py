@@ -1,4 +1,4 @@
-"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]
+"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml [TEXT] | ablation=NAME | confirm=DIR [any setting]
 
 KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or URL. On the command line
 seeds=, margin=, tune= and folds= are short for ablation.seeds= and so on (margin= for ablation.equivalence_margin=).
