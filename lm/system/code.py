@@ -40,12 +40,23 @@ def code_of(source: str) -> str:
 
     >>> code_of('def f(x):\n    "Double."\n    return 2 * x  # twice\n')
     'def f ( x ) : return 2 * x'
+    >>> code_of('x = f"{a!r} {b:>{n}}"\n')
+    'x = f"{a!r} {b:>{n}}"'
     """
-    words, begins_line = list[str](), True
+    words, begins_line, lines = list[str](), True, source.splitlines(keepends=True)
     tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
+    f_strings = list[tuple[int, int]]()  # where the open ones begin: from Python 3.12 on, an f-string is many tokens
     for token, following in pairwise(tokens):
         is_docstring = token.type == tokenize.STRING and begins_line and following.type == tokenize.NEWLINE
-        if token.type not in LAYOUT and not is_docstring:
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            f_strings.append(token.start)
+        elif kind == "FSTRING_END":
+            (first, begin), (last, end) = f_strings.pop(), token.end
+            if not f_strings:
+                text = [*lines[first - 1 : last - 1], lines[last - 1][:end]]
+                words.append("".join([text[0][begin:], *text[1:]]))
+        elif token.type not in LAYOUT and not is_docstring and not f_strings:
             words.append(token.string)
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             begins_line = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
