@@ -124,14 +124,14 @@ def decode(
             longest = max(map(len, windows))
             if now != starts:
                 starts, cache = now, KVCache(cache_length(longest, net.seq_len, device.type))
-                step, logits = Step(net, cache), prefill(net, windows, cache)
+                step, logits = DecodingStep(net, cache), prefill(net, windows, cache)
                 positions = torch.tensor([[len(window)] for window in windows], device=device)  # of the next tokens
                 if logits.isnan().any():
                     raise UserError("the model's logits are not numbers; its weights are not those of a model")
             else:
                 if longest > cache.length:
                     cache.grow(cache_length(longest, net.seq_len, device.type))
-                    step = Step(net, cache)
+                    step = DecodingStep(net, cache)
                 logits = step(ids, positions)  # (B, 1, V)
                 positions = positions + 1
             ids = sampling.next_token(logits, generator)  # (B, 1)
@@ -144,7 +144,7 @@ def decode(
         net.train(training)
 
 
-class Step:
+class DecodingStep:
     """The forward pass of the next token of each row: tokens (B, 1) at positions (B, 1) to logits (B, 1, V).
 
     On CUDA a graph captures the pass and launches its kernels at once: one by one, each kernel would wait for Python. A

@@ -31,7 +31,7 @@ def texts(draw):
     starts = draw(st.none() | st.sets(st.integers(1, tokens), max_size=20))
     documents = None if starts is None else np.array([0, *sorted(starts - {tokens})])
     seq_len, seed = draw(st.integers(1, tokens - 1)), draw(st.integers(0, 5))
-    return {"tokens": tokens, "seq_len": seq_len, "seed": seed, "documents": documents}
+    return {"tokens": tokens, "seq_len": seq_len, "seed": seed, "document_starts": documents}
 
 
 # --- batches for training
@@ -47,11 +47,11 @@ def test_a_batch_is_a_function_of_seed_and_index(text, k, batch_size):
     assert equal(used.batch(k), (inputs, targets))
     assert inputs.shape == targets.shape == (batch_size, text["seq_len"])
     assert inputs.dtype == targets.dtype == torch.int64
-    starts = [0] if text["documents"] is None else text["documents"]
+    starts = [0] if text["document_starts"] is None else text["document_starts"]
     ends = [*(start - 1 for start in starts[1:]), text["tokens"] - 1]
     for token, target in zip(inputs.ravel().tolist(), targets.ravel().tolist(), strict=True):
         is_next = token + 1 == target < text["tokens"]
-        assert is_next or (text["documents"] is not None and token in ends and target in starts)
+        assert is_next or (text["document_starts"] is not None and token in ends and target in starts)
 
 
 @given(text=texts())
@@ -67,13 +67,13 @@ def test_an_epoch_has_each_token_as_target_at_most_once(text):
 
 @pytest.mark.parametrize("documents", [None, np.arange(0, 200, 5)])
 def test_epochs_together_cover_every_token_in_different_orders(documents):
-    stream = streams(200, 8, documents=documents)
+    stream = streams(200, 8, document_starts=documents)
     epochs = [epoch_of(stream, epoch) for epoch in range(40)]
     assert set(np.concatenate(epochs).ravel()) >= set(range(1, 200))
     assert len({tuple(targets[:, 0]) for targets in epochs}) == 40
     inputs, targets = stream.batch(0)
     assert torch.equal(inputs + 1, targets) == (documents is None), "documents change places"
-    assert not np.array_equal(epoch_of(streams(200, 8, seed=1, documents=documents), 0), epochs[0])
+    assert not np.array_equal(epoch_of(streams(200, 8, seed=1, document_starts=documents), 0), epochs[0])
 
 
 @given(text=texts(), k=st.integers(0, 50), world=st.integers(1, 4), batch_size=st.integers(1, 3))

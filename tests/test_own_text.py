@@ -120,9 +120,9 @@ def test_the_model_is_the_average_over_the_steps_of_the_same_training(text_file,
 
 def test_documents_are_where_an_end_of_text_token_stands(text_file):
     data = prepare(overfitting_run(text_file, Path("run")).data, TokenizerConfig(kind="byte", vocab_size=None))
-    assert data.documents().tolist() == [0]
+    assert data.document_starts().tolist() == [0]
     three = replace(data, train=np.array([data.tokenizer.eot, 1, 2, data.tokenizer.eot, 3, data.tokenizer.eot, 4]))
-    assert three.documents().tolist() == [0, 3, 5]
+    assert three.document_starts().tolist() == [0, 3, 5]
 
 
 @pytest.mark.nightly

@@ -185,7 +185,7 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
     (path.parent / "b.txt").write_text("whole")
     assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
     limited = replace(config, path=str(path.parent), separator=mark, max_bytes=14)  # before the second file
-    assert len(prepare(limited, BYTE).documents()) > 0
+    assert len(prepare(limited, BYTE).document_starts()) > 0
     val = path.with_name("c.txt")
     val.write_text("one document")
     assert prepare(replace(config, separator=mark, val_path=str(val)), BYTE).val_bytes == 12

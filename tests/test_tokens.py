@@ -498,4 +498,6 @@ def test_folds_part_a_text_and_one_of_them_is_the_usual_split(n_files, source, t
     same = folds[-1] if n_files == 1 else folds[0]
     assert (same.val.tolist(), same.train.tolist()) == (usual.val.tolist(), usual.train.tolist())
     if n_files == 1:
-        assert folds[1].documents().tolist() == [0, folds[1].documents()[1]], "what stands before and after the fold"
+        assert folds[1].document_starts().tolist() == [0, folds[1].document_starts()[1]], (
+            "what stands before and after the fold"
+        )

@@ -191,7 +191,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         ConfigStore.instance().store(LOADED, literal(values), group)
     keys = [key_of(override) for override in overrides]
     chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
-    config = hydra.compose("train", [*chosen, *overrides])
+    config = hydra.compose("train", [*chosen, *overrides])  # again, from the loaded groups on
     with error_prefix(f"init_from={path}"):
         _check_consent(model, keys)
     differing = {f"model.{key}": value for key, value in model.items() if not base.accepts(key, config.model[key])}

@@ -22,7 +22,7 @@ class TrainingStream:
     """An endless stream of batches. Batch k is a pure function of (seed, k), so a resume needs no state.
 
     Each epoch divides the text into windows from a random offset and visits the windows in random order, so every token
-    is a target about once an epoch. With `documents`, the places where documents begin, each epoch first puts the
+    is a target about once an epoch. With `document_starts`, the places where documents begin, each epoch first puts the
     documents into a new order. A window that reaches beyond the end of a document then goes on with another document
     in each epoch.
     """
@@ -35,7 +35,7 @@ class TrainingStream:
     rank: int = 0
     world_size: int = 1
     overfit_batches: int = 0
-    documents: np.ndarray | None = None  # (n,) increasing, from 0 on
+    document_starts: np.ndarray | None = None  # (n,) increasing, from 0 on
     expected: Callable[[np.ndarray], np.ndarray] | None = None  # places (n,) to probabilities (n, V)
     smoothing: float = 0.0  # the part of each target that `expected` decides
 
@@ -53,7 +53,7 @@ class TrainingStream:
         if epoch != self.epoch:
             self._begin(epoch)
         window = self.offset + int(self.order[index]) * self.seq_len + np.arange(self.seq_len + 1)
-        if self.documents is None:
+        if self.document_starts is None:
             return window
         return window + self.shifts[np.searchsorted(self.ends, window, side="right")]
 
@@ -62,11 +62,11 @@ class TrainingStream:
         self.epoch, self.offset = epoch, int(generator.integers(self.max_offset + 1))
         self.order = np.arange(self.windows_per_epoch, dtype=np.uint32)
         generator.shuffle(self.order)
-        if self.documents is not None:
-            chosen = generator.permutation(len(self.documents))
-            lengths = np.diff(self.documents, append=len(self.tokens))[chosen]
+        if self.document_starts is not None:
+            chosen = generator.permutation(len(self.document_starts))
+            lengths = np.diff(self.document_starts, append=len(self.tokens))[chosen]
             self.ends = np.cumsum(lengths)  # ends of the documents of this epoch, one after the other
-            self.shifts = self.documents[chosen] - (self.ends - lengths)  # from places in the epoch to the text
+            self.shifts = self.document_starts[chosen] - (self.ends - lengths)  # from places in the epoch to the text
 
     def batch(self, k: int) -> Batch:
         """Return batch k of this rank: tokens (B, T), and targets (B, T), or probabilities (B, T, V)."""

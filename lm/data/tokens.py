@@ -64,7 +64,7 @@ class TextData:
             return len(targets)
         return sum(int(np.count_nonzero(targets[i : i + CHUNK] != unscored)) for i in chunk_starts(targets))
 
-    def documents(self) -> np.ndarray:
+    def document_starts(self) -> np.ndarray:
         """Return where the documents of the training text begin, (n,): at token 0, and at each end-of-text token."""
         starts = chunk_starts(self.train)  # the text may exceed memory
         places = [start + np.flatnonzero(self.train[start : start + CHUNK] == self.tokenizer.eot) for start in starts]
@@ -127,7 +127,7 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
                 advice = "" if config.val_path or config.val_split else " or raise data.val_fraction"
             what = f"has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}"
             raise UserError(f"data: the {name} text {what}: give more text{advice}")
-    if config.order == "documents" and len(data.documents()) == 1:
+    if config.order == "documents" and len(data.document_starts()) == 1:
         raise UserError("data.order=documents: no end-of-text token parts the training text; choose data.order=windows")
 
 

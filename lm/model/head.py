@@ -138,7 +138,8 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
         assert config.untie_at is not None
-        self.untie_at, self.tied = config.untie_at, False
+        self.untie_at = config.untie_at
+        self.tied = False  # as in a loaded model and in an average of weights, which make no training step
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding if self.tied else self.proj.weight
@@ -148,7 +149,8 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         own = self.proj.weight
         self.tied = progress < self.untie_at
         own.requires_grad_(not self.tied)
-        if not self.tied and own not in optimizer_state:  # the step that unties; after it, `own` has moments
+        unties_now = not self.tied and own not in optimizer_state  # after this step, `own` has moments
+        if unties_now:
             own.copy_(embedding)
             if embedding in optimizer_state:
                 optimizer_state[own] = {name: value.clone() for name, value in optimizer_state[embedding].items()}

@@ -193,7 +193,7 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
         log.warning("data: the training text has only %s tokens; so short a text is memorised", f"{n_tokens:,}")
     if (n_scored := len(data.val) - 1) < FEW_SCORED:
         log.warning("data: the validation text has only %s tokens, whose score says little", f"{n_scored:,}")
-    if run.data.document_mask and len(data.documents()) == 1:
+    if run.data.document_mask and len(data.document_starts()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
 
 

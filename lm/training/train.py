@@ -273,7 +273,7 @@ def training_stream(fabric: Fabric, run: RunConfig, data: TextData, expected: An
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         overfit_batches=run.data.overfit_batches * n_micro,
-        documents=data.documents() if run.data.order == "documents" else None,
+        document_starts=data.document_starts() if run.data.order == "documents" else None,
         expected=expected,
         smoothing=run.ngram_smoothing,
     )
