@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +21,8 @@ from lm.lab.ablation.folder import (
     UNUSED,
     AblationRecord,
     RunReader,
-    default_dir,
     existing_record,
+    folder_of,
     lock_output_dir,
     write_record,
 )
@@ -59,7 +58,7 @@ def ablate(
     `runs` has the configuration of each arm; `on_plan` is called before anything is run or written. Raises UserError
     before that, too, for what the user can mend.
     """
-    folder = Path(config.output_dir) if config.output_dir else default_dir(config)
+    folder = folder_of(config)
     before = existing_record(folder, config)
     engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
     plan = make_plan(config, runs, before, RunReader(folder), command, engine.default_workers)
@@ -162,7 +161,7 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
     if question.looks:
         runs += f", with looks at {', '.join(map(str, question.looks))} seeds"
     lines = [question.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
-    if alone := len(results.rows_alone()):
+    if alone := results.n_without_folder():
         lines += [
             f"finished runs without a folder, read from results.csv: {alone}; to repeat such a run, delete its row"
         ]

@@ -96,6 +96,10 @@ class AblationRecord:
             setattr(self.question, key, without_secrets(getattr(self.question, key)))
         self.seeds = self.seeds or [*self.question.seeds]
 
+    def changed_after(self) -> str:
+        """Return after how many results the design changed, as `6 and 9`; empty if it did not change after any."""
+        return " and ".join(str(design["results"]) for design in self.designs if design["results"])
+
     def common(self) -> list[str]:
         """Return the overrides of all arms. What was typed replaces what the question says."""
         return [*by_key([*self.question.overrides, *self.overrides]).values()]
@@ -160,6 +164,10 @@ def default_dir(config: AblateConfig) -> Path:
     """Return ablations/NAME; typed overrides make another folder, whose name ends in their hash."""
     overrides = normalised(config.overrides)
     return Path("ablations") / f"{config.ablation.name}{f'-{json_sha256(overrides)[:8]}' if overrides else ''}"
+
+
+def folder_of(config: AblateConfig) -> Path:
+    return Path(config.output_dir) if config.output_dir else default_dir(config)
 
 
 def normalised(overrides: Sequence[str]) -> list[str]:

@@ -154,7 +154,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     yield "design", _design(results)
     if stopped := results.stopped_early():
         yield "planned looks (interim analyses)", stopped
-    if alone := len(results.rows_alone()):
+    if alone := results.n_without_folder():
         yield "runs without a folder", f"for {alone} runs, results.csv is all that is left"
 
 
@@ -197,10 +197,8 @@ def _tuning(results: Results) -> str:
 
 
 def _design(results: Results) -> str:
-    changed = [design["results"] for design in results.record.designs if design["results"]]
-    if not changed:
-        return "not changed after the first result"
-    return f"changed after {' and '.join(map(str, changed))} results"
+    changed = results.record.changed_after()
+    return f"changed after {changed} results" if changed else "not changed after the first result"
 
 
 def _arm(results: Results, name: str) -> dict[str, Any]:

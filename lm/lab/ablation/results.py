@@ -122,10 +122,10 @@ class Results:
         counts = self.counts()
         return not (counts["failed"] or counts["missing"] or self.untuned())
 
-    def rows_alone(self) -> pd.DataFrame:
-        """Return finished runs of which results.csv is all that is left."""
+    def n_without_folder(self) -> int:
+        """Return of how many finished runs results.csv is all that is left."""
         done = self.asked_for[self.asked_for["status"] == "done"]
-        return done[~done["has_folder"].astype(bool)]
+        return int((~done["has_folder"].astype(bool)).sum())
 
     def settings_of(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a run, a row of `runs`, with dotted keys."""

@@ -80,10 +80,9 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
 
 def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     """Yield what the plan alone says, before anything is run."""
-    changed = [design["results"] for design in record.designs if design["results"]]
-    if changed:
+    if changed := record.changed_after():
         yield Weakness(
-            f"The design changed after {' and '.join(map(str, changed))} results.",
+            f"The design changed after {changed} results.",
             "If a result led to the change, a false verdict is more likely than 5 %.",
         )
     best = [name for name, arm in record.arms.items() if arm.settings.get("checkpoint.best")]

@@ -73,7 +73,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
     if ablation.executor == "local" and not ablation.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
-    from lm.lab.ablation.folder import default_dir
+    from lm.lab.ablation.folder import folder_of
     from lm.lab.ablation.plan import Plan, Step
     from lm.lab.ablation.report import report_json
     from lm.lab.ablation.results import Results
@@ -89,7 +89,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
             planned = plan_json(plan, step, results)
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
 
-    folder = Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)
+    folder = folder_of(ablation)
     try:
         results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
     except BaseException as error:
