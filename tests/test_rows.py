@@ -161,7 +161,7 @@ def test_a_mistake_in_a_file_is_named_by_its_line(content, rows_of):
 ARMS = {"a": [1.0, 2.0], "b": [2.0, 3.5]}
 MISTAKES = [
     ({"a": []}, {}, "frame: column arm: has no value"),
-    ({"a": [1.0], "b": [1.0]}, {}, "frame: column seed: a has 1 in common"),
+    ({"a": [1.0], "b": [1.0]}, {}, "frame: column seed: a and another arm have 1 of the seeds in common"),
     (ARMS | {"c": [1.0]}, {}, "frame: baseline: not given: expected one of a, b, c"),
     (ARMS, {"baseline": "d"}, "frame: baseline=d: no such arm: expected one of a, b"),
     (ARMS, {"margin": np.nan}, "frame: margin=nan"),

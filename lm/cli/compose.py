@@ -202,12 +202,16 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         differing["init_sha256"] = base.sha256
     if differing:
         lines = [f"{key}={OmegaConf.select(config, key)}: init_from={path} has {differing[key]}" for key in differing]
-        possible = ((key, key.split(".")[0], "experiment") for key in differing)  # what may have set the key
-        causes = dict.fromkeys(next((f"{key}=" for key in own if key in keys), f"{own[0]}=") for own in possible)
-        raise UserError(f"{'; '.join(lines)}; leave out {' and '.join(causes)}")
+        causes = dict.fromkeys(_typed_cause(key, keys) for key in differing)
+        raise UserError(f"{'; '.join(lines)}; leave out {' and '.join(f'{cause}=' for cause in causes)}")
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config
+
+
+def _typed_cause(key: str, typed: Sequence[str]) -> str:
+    """Return which of the typed keys has set a setting: the key itself, its group, or an experiment."""
+    return next((cause for cause in (key, key.partition(".")[0], "experiment") if cause in typed), key)
 
 
 def _check_consent(model: Mapping[str, Any], keys: Sequence[str]) -> None:

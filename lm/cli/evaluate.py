@@ -205,12 +205,11 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     if not (saved := run.read_config()):
         return
     trained = build(DataConfig, run.settings()["data"])
-    is_same_file = bool(local_files_of(text) & local_files_of(trained))
+    is_same_column = text.column == trained.column
+    is_same_file = is_same_column and bool(local_files_of(text) & local_files_of(trained))
     digests = [state for state, _ in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
-    if text.column == trained.column:
-        digests.append(saved.get("states", {}).get("data.path"))
+    digests += [saved.get("states", {}).get("data.path")] * is_same_column
     was_read = local_states(text, TokenizerConfig()).get("data.path", "") in digests
-    is_same_file = is_same_file and text.column == trained.column
     if is_same_file or was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
 

@@ -206,7 +206,7 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 
 def _not_utf8(file: Path, at: int, reason: str | None = None) -> UserError:
-    """Return the error about a byte of a file: a byte of zero without a `reason`, which no text holds."""
+    """Return the error about a byte that is not UTF-8 for a `reason`, or without a `reason` about a byte of zero."""
     with open_file(file) as content:
         start = content.read(4)
     if start == b"PAR1":

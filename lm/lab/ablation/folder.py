@@ -215,7 +215,7 @@ def existing_record(folder: Path, config: AblateConfig) -> AblationRecord | None
 
 
 def _by_place(words: Sequence[str]) -> dict[str, str]:
-    """Return overrides, each with its path made absolute as its key: a file may be spelled in several ways."""
+    """Return overrides by their text with an absolute path, because a path has several spellings."""
     pairs = ((word, *word.split("=", 1)) for word in words)
     return {f"{key}={os.path.abspath(value)}" if key in PATHS else word: word for word, key, value in pairs}
 
@@ -406,7 +406,7 @@ def arm_and_seed(run_dir: str) -> tuple[str, int]:
     >>> arm_and_seed("runs/tied-seed1000-1a2b3c4d5e")
     ('tied', 1000)
     """
-    arm, seed = RUN_NAME.fullmatch(run_dir.rpartition("/")[2]).groups()  # type: ignore[union-attr]
+    ((arm, seed),) = RUN_NAME.findall(run_dir.rpartition("/")[2])
     return arm, int(seed)
 
 

@@ -108,10 +108,10 @@ class Plan:
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
-        run, setting = self.arms[arm], str(self.question.tuned_setting)
-        values = settings_of_run(self.record, arm, run, self.question.seeds[0], factor(rung))
+        values = settings_of_run(self.record, arm, self.arms[arm], self.question.seeds[0], factor(rung))
+        tuned = {key: value for key, value in values.items() if key == self.question.tuned_setting}
         try:
-            change(run.run, {setting: values.get(setting, run.settings[setting])})
+            change(self.arms[arm].run, tuned)
         except UserError:
             return False
         return True

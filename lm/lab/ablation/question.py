@@ -69,7 +69,8 @@ class Question:
 
     def __post_init__(self) -> None:
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
-        require_choice("ablation.metric", self.metric, METRICS if self.metric in METRICS else RUN_METRICS)
+        names = METRICS if self.metric in METRICS else RUN_METRICS  # nobody types the metrics of rows
+        require_choice("ablation.metric", self.metric, names)
         require_choice("ablation.budget", self.budget, BUDGETS)
         margin, unit = self.equivalence_margin, METRICS[self.metric].unit
         is_margin = margin is None or 0 < margin < math.inf

@@ -97,8 +97,8 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     require(margin is None or 0 < margin < math.inf, f"margin={margin}", "more than 0, in the unit of the values")
     of_baseline = rows["arm"] == baseline
     seeds = sorted({*rows["seed"][of_baseline]} & {*rows["seed"][~of_baseline]})
-    common = f"column seed: {baseline} has {len(seeds)} in common with another arm"
-    require(len(seeds) > 1, common, "two or more, which make the pairs")
+    pairs = f"column seed: {baseline} and another arm have {len(seeds)} of the seeds in common"
+    require(len(seeds) > 1, pairs, "two or more, because each makes a pair")
     question = Question(
         name="rows",
         question=f"Which is better, {' or '.join(arms)}?",

@@ -37,7 +37,7 @@ class Table:
         kind, number = self.config.source, itertools.count()
         for file in self.files.values():
             place = self.place if is_url(self.place) else str(file)
-            with error_prefix(place), reading_from(f"data={kind}", kind):
+            with reading_from(place, kind), error_prefix(place):
                 for _, document in documents_of(cells_in(file, kind, self.config.column), self.config):
                     yield f"row {next(number)}", document
 
