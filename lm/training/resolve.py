@@ -90,8 +90,8 @@ def check_buffers(net: Transformer) -> None:
     classes = foreign_classes(net.config)
     if not classes or all(name in saved for name, _ in net.named_buffers()):
         return
-    tokens = torch.zeros(1, net.seq_len, dtype=torch.long)
-    for seed, n_passes in ((0, 1), (1, 2)):
+    tokens = torch.zeros(1, net.seq_len, dtype=torch.long)  # (1, T)
+    for seed, n_passes in ((0, 1), (1, 2)):  # a counter differs by the passes, a random buffer by the seed
         sizes = {"vocab_size": net.vocab_size, "seq_len": net.seq_len}
         twin = Transformer(net.config, net.head_config, **sizes, seed=seed)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
