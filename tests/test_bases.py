@@ -11,7 +11,7 @@ from lm.lab.ablation.report import describe
 from lm.lab.ablation.results import results_of
 from lm.training.train import train
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
-from tests.helpers.runs import composed, result
+from tests.helpers.runs import composed
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
 
@@ -95,12 +95,3 @@ def test_a_seed_stands_in_init_from_alone(lab):
     assert quoted.spec("tied", 0, 0).run.init_from == f"{lab.root}/bases/seed0"
     with pytest.raises(UserError, match=r"^ablation.arms.tied: prompts=\[{seed}\]: expected {seed} in init_from alone"):
         lab.plan(overrides=["prompts=[{seed}]"], arms=ARMS)
-
-
-@pytest.mark.nightly
-def test_one_given_run_is_the_start_of_all_seeds(lab):
-    sha256 = train_base(lab, 5)
-    results = lab.run(f"init_from={lab.root}/bases/seed5", seeds=[0], arms=ARMS)
-    starts = [result(results.folder / run.run_dir)["init_from"]["sha256"] for run in results.reported.itertuples()]
-    assert starts == [sha256, sha256]
-    assert "verdicts hold for that model alone" in (lab.out / "report.md").read_text()
