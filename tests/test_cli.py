@@ -1,21 +1,17 @@
 """The command line: help, completion, what is typed arrives as typed, a mistake is one line and exit code 2."""
 
 import errno
-import gc
 import io
 import os
 import re
 import shlex
 import signal
 import sys
-import weakref
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 import pytest
-import yaml
-from conftest import ROOT, TEXT, TINY_RUN
+from conftest import ROOT, TEXT
 
 from lm import __version__
 from lm.cli import COMMANDS, command_line, train
@@ -126,6 +122,15 @@ MISTAKES = """
     ablate seeds=3 my.txt -> ablation: no question is given
     ablate model.d_ff=100 my.txt ablation.seeds=3 -> model.d_ff=100: has one value
     ablate ablation=smoke head=tied,untied -> several values beside a question
+    ablate model.dropout=0.1,0.1 -> model.dropout
+    ablate head=tied,untied ~ablation.arms.tied -> write a YAML file
+    ablate head=tied,untied ablation.overrides=[a] -> write a YAML file
+    ablate head=tied,untied ablation.equivalence_margin=1% -> ablation.equivalence_margin=1%:
+    ablate head=tied,untied ablation.looks=3 -> ablation.looks=3:
+    ablate head=tied,untied ablation.tune=a,b -> tune
+    ablate head=tied,untied ablation.tun=true -> ablation.tune=true
+    ablate head=tied,untied seeds=[1,2 -> seeds=[1,2: while
+    ablate head=tied,untied folds=5 -> data.val_fraction=0.2 makes 5
     ablate confirm=nowhere -> confirm=nowhere
     look run_dir=absent -> error: run_dir=absent
     look run_dir=[absent, -> error: run_dir
@@ -183,41 +188,17 @@ def test_an_ablation_passes_on_what_train_is_to_understand():
 
 
 @pytest.mark.slow
-def test_a_failed_job_is_reported_and_leaves_no_memory(command, monkeypatch):
-    class Model:
-        def __init__(self):
-            self.own = self
-
-    kept = []
-
+def test_a_failed_job_is_reported_and_the_others_go_on(command, monkeypatch):
     def fail(run):
-        assert not [ref for ref in kept if ref() is not None]
-        model = Model()
-        kept.append(weakref.ref(model))
         raise MemoryError if run.seed else ZeroDivisionError
 
-    gc.disable()
     monkeypatch.setattr("lm.training.train.train", fail)
     code, _, error = command("train", "-m", "seed=0,-1,2", "head=untied")
-    gc.enable()
     lines = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert (code, len(kept), len(lines)) == (2, 2, 3)
+    assert code == 2
     for line, words, seed in zip(lines, ("ZeroDivisionError", "seed=-1", "out of memory"), (0, -1, 2), strict=True):
         assert words in line
         assert line.endswith(f"(job: seed={seed} head=untied)")
-
-
-def test_jobs_that_end_in_one_directory_are_one_row(command, tmp_path, monkeypatch):
-    """The number of threads is not in the name of a run; a column of threads would show one run twice."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.txt").write_text(TEXT)
-    words = [*TINY_RUN, "data.path=t.txt", "trainer.max_steps=2", "checkpoint.every=9", "validation.every=0"]
-    words.remove("threads=1")
-    code, out, error = command("train", "-m", *words, "threads=1,2", "seed=0,1")
-    assert code == 0, error
-    assert error.count("and no other run") == 2
-    *_, head, row = out.strip().splitlines()
-    assert (head.split()[0], row.split()[0]) == ("seeds", "2")
 
 
 # --- where exceptions end
@@ -274,33 +255,23 @@ def test_what_steers_a_terminal_is_escaped_and_spaces_and_joiners_of_a_language_
 
 
 def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tmp_path):
-    def commands(prompts, path):
+    def commands(*prompts, run_dir=tmp_path, path="my.txt", **config):
         result = {"samples": [{"prompt": prompt} for prompt in prompts]}
-        return [*train.next_commands(tmp_path, result, {"data": {"source": "text", "path": path}, "init_from": None})]
+        data = {"source": "text", "path": path}
+        lines = train.next_commands(run_dir, result, {"data": data, "init_from": None} | config)
+        return [shlex.split(line) for line in lines]
 
     for prompts, pasted in (
-        (["Dan dit\xa0: «"], "Dan dit\xa0: «"),
+        (["Dan dit\xa0: «"], "prompt=Dan dit\xa0: «"),
         (["a\x1bb", "c d"], "c d"),
         (["a\x1bb"], "Once upon a time"),
     ):
-        assert shlex.split(commands(prompts, "my.txt")[0])[-2].removeprefix("prompt=") == pasted
-    own = {
-        "data": {"source": "text", "path": "t"},
-        "init_from": None,
-        "model": {"ffn": "mine.ReGLU", "norm": "rmsnorm"},
-    }
-    for line in [*train.next_commands(tmp_path, {"samples": []}, own)][:2]:
-        assert shlex.split(line)[-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
-    Path("short.txt").write_text("too short for a recipe")
-    paths = {"my.txt": True, "gone.txt": False, "short.txt": False, "rows.csv": False}
-    Path("rows.csv").write_text(TEXT)  # which was read as plain text
-    for path, is_shown in (paths | {"https://me:pw@h/a.txt?sig=x": False}).items():
-        assert any(path in line for line in commands([], path)) == is_shown
-    for path in ("short.txt", "rows.csv"):
-        Path(path).unlink()
-    odd = tmp_path / "lr=0.1"
-    lines = [*train.next_commands(odd, {"samples": []}, {"data": {"source": "text", "path": "t"}, "init_from": None})]
-    assert f"run_dir={odd}" in shlex.split(lines[0])
+        assert commands(*prompts)[0][-2] == pasted
+    for words in commands(model={"ffn": "mine.ReGLU", "norm": "rmsnorm"})[:2]:
+        assert words[-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
+    for path, is_shown in {"my.txt": True, "gone.txt": False, "https://me:pw@h/a.txt?sig=x": False}.items():
+        assert any(path in words for words in commands(path=path)) == is_shown
+    assert f"run_dir={tmp_path}/lr=0.1" in commands(run_dir=tmp_path / "lr=0.1")[0]
 
 
 def test_what_output_cannot_write_is_escaped(command, monkeypatch):
@@ -357,11 +328,8 @@ def test_a_hint_starts_as_the_command_was_started(tmp_path, monkeypatch):
         assert command_line("look", "a") == by_path
 
 
-def test_the_version_is_the_same_in_the_changelog_and_the_citation(command, lab):
+def test_the_version_is_told(command, lab):
     assert lab("--version") == command("train", "--version") == (0, f"lm-lab {__version__}\n", "")
-    newest = re.search(r"^## \[(.+?)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert newest.groups() == (__version__, str(citation["date-released"])) == (citation["version"], newest[2])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -377,13 +345,6 @@ def test_help_has_each_setting_and_group_at_the_width_of_the_terminal(name, comm
     assert leaves <= {*re.findall(r"^  ([\w.]+)=", out, re.MULTILINE)}
     for group in CHOSEN_FROM.get(name, ()):
         assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= {*re.findall(r"\w+", out)}
-
-
-def test_the_help_of_train_is_one_screen(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    _, out, _ = command("train", "--help")
-    assert len(out.splitlines()) <= 40
-    assert "--help all" in out
 
 
 @pytest.mark.parametrize(

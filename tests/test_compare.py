@@ -42,21 +42,6 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert list(question_in_a_line("head=tied,untied", [])["arms"]) == ["tied", "untied"]
     assert question_in_a_line("tokenizer=byte,char", [])["metric"] == "val_bpb"
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
-    for change in ("model.dropout", "model.dropout=0.1", "model.dropout=0.1,0.1"):
-        with pytest.raises(UserError, match=r"model\.dropout"):
-            question_in_a_line(change, [])
-    for word in ("~ablation.arms.tied", "ablation.overrides=[a]", "ablation.arms.x=null"):
-        with pytest.raises(UserError, match="write a YAML file"):
-            hydra_words(["head=tied,untied", word])
-    for word in ("ablation.equivalence_margin=1%", "ablation.looks=3"):
-        with pytest.raises(UserError, match=rf"^{word}: \w+"):
-            asked_by("head=tied,untied", word)
-    for word in ("seeds=[1,2", "seeds=@", "folds=["):
-        with pytest.raises(UserError, match=f"^{re.escape(word)}: while "):
-            asked_by("head=tied,untied", word)
-    for value, advice in (("maybe", ""), ("5", "; data.val_fraction=0.2 makes 5 parts of the text")):
-        with pytest.raises(UserError, match=rf"^folds={value}: expected true or false{advice}"):
-            asked_by("head=tied,untied", f"folds={value}")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +86,6 @@ def test_what_is_typed_of_the_question_is_in_its_file(command, tmp_path, at_home
     assert {key: asked[key] for key in expected} == expected
     path = write_question(asked_by(*typed), tmp_path)
     assert command("ablate", str(path), "--cfg", "job")[:2] == (0, shown)
-    for word, named in (("ablation.tune=a,b", "tune"), ("ablation.tun=true", "ablation.tune=true")):
-        code, _, said = command("ablate", "model.d_ff=16,32", "my.txt", word)
-        assert (code, named in said) == (2, True), said
 
 
 QUESTION = """question: Does dropout help on my text?
@@ -115,31 +97,39 @@ tune: learning_rate
 margin: 0.1
 overrides: trainer.max_steps=4
 """
-MISTAKES = {
-    QUESTION.replace("baseline: without", "baseline: witout"): "baseline=witout",
-    QUESTION.replace("[3, 4]", "[7]"): r"looks=\[7\]",
-    QUESTION.replace("margin", "metirc"): "metirc: no such key",
-    QUESTION.replace("seeds: 4\n", ""): "seeds: is missing",
-    QUESTION + "equivalence_margin: 0.2\n": "margin: is equivalence_margin",
-    QUESTION + "folds: 5": "folds=5: expected true or false; data.val_fraction=0.2 makes 5",
-    QUESTION.replace("[3, 4]", "3"): r"looks=\[3\]",
-    QUESTION.replace("[3, 4]", "[[3, 4]]"): r"looks: \[3, 4\]: expected a single value",
-    QUESTION + "seed_offsets: {dropout: [500]}": r"seed_offsets: \[500\]: expected a single value",
-    QUESTION.replace("model.dropout=0.1", "{model.dropout: 0.1}"): r"arms\.dropout: model\.dropout: expected key=value",
-    QUESTION.replace("model.dropout=0.1", "[optim.betas=0.9,0.95]"): r"arms\.dropout: 0\.95: expected key=value",
-    QUESTION.replace("trainer.max_steps=4", "[model=tiny,small]"): "overrides: small: expected key=value",
-    QUESTION.replace("margin: 0.1", "margin: x"): "equivalence_margin",
-    "- a": "expected keys",
-}
+# what stands in a question -> what stands there instead -> how the line of error goes on after the name of the file
+MISTAKES = r"""
+    baseline: without -> baseline: witout -> baseline=witout
+    [3, 4] -> [7] -> looks=[7]
+    [3, 4] -> 3 -> looks=[3]
+    [3, 4] -> [[3, 4]] -> looks: [3, 4]: expected a single value
+    margin -> metirc -> metirc: no such key
+    margin: 0.1 -> margin: x -> equivalence_margin
+    seeds: 4 -> question: again -> not a question in YAML
+    Does dropout help -> a: b -> not a question in YAML
+    seeds: 4 -> # -> seeds: is missing
+    tune: -> equivalence_margin: 0.2 # -> margin: is equivalence_margin
+    tune: -> folds: 5 # -> folds=5: expected true or false; data.val_fraction=0.2 makes 5
+    tune: -> seed_offsets: {dropout: [500]} # -> seed_offsets: [500]: expected a single value
+    model.dropout=0.1 -> {model.dropout: 0.1} -> arms.dropout: model.dropout: expected key=value
+    model.dropout=0.1 -> [optim.betas=0.9,0.95] -> arms.dropout: 0.95: expected key=value
+    trainer.max_steps=4 -> [model=tiny,small] -> overrides: small: expected key=value
+    {without -> [without -> not a question in YAML
+    tune: -> metric: ${x} # -> metric: Interpolation key
+"""
 
 
-@pytest.mark.parametrize("content", MISTAKES)
-def test_a_mistake_in_a_file_is_told_in_its_words(content, tmp_path):
+@pytest.mark.parametrize("row", [row.strip() for row in MISTAKES.strip().splitlines()])
+def test_a_mistake_in_a_file_is_one_line_in_its_words(row, tmp_path):
+    old, new, named = row.split(" -> ")
     path = tmp_path / "mine.yaml"
-    path.write_text(content)
-    with pytest.raises(UserError, match=rf"mine\.yaml: {MISTAKES[content]}") as error:
+    path.write_text(QUESTION.replace(old, new))
+    with pytest.raises(UserError) as caught:
         read_question(path)
-    assert "ablation." not in str(error.value)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {named}")
+    assert "\n" not in message
+    assert "ablation." not in message
 
 
 def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_path):
