@@ -502,19 +502,6 @@ def test_every_arm_of_every_ablation_composes(name):
         compose("train", [*ablation.overrides, *arm], RunConfig)
 
 
-def test_every_file_opens_with_the_command_that_uses_it():
-    for path in FILES:
-        if path.stem == "quiet":
-            continue
-        command = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
-        script = re.match(r"# .*(scripts/\w+\.py)", command)
-        assert script, path
-        assert (CONFIGS.parent / script[1]).is_file(), path
-        is_default = path.parent == CONFIGS or path.stem == DEFAULT.get(path.parent.name)
-        is_default |= path.parent.name == "rates"  # chosen by the optimizer and the head
-        assert f"{path.parent.name}={path.stem}" in command or is_default, path
-
-
 def test_every_name_of_the_schemas_has_a_config_and_every_group_can_be_chosen():
     for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": ("adamw", "muon"), "head": HEADS}.items():
         assert {*names} <= {*choices(group)}
