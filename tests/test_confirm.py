@@ -82,11 +82,6 @@ def test_a_base_for_each_seed_stays_so_and_the_first_answer_is_not_overwritten(a
     assert (code, "holds the ablation that is to be confirmed" in said) == (2, True)
 
 
-def test_what_is_no_ablation_cannot_be_confirmed(tmp_path):
-    with pytest.raises(UserError, match=r"confirm=.*: holds no ablation\.json"):
-        confirmation(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_confirmation_is_asked_resumed_and_shown(tmp_path, lab, monkeypatch):
     monkeypatch.chdir(tmp_path)
