@@ -20,7 +20,6 @@ from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.folder import read_base, save_model
 from lm.model.init import named_seed
-from lm.system.files import sha256
 from lm.training.train import train
 from tests.helpers.runs import MODEL, RUN, at_home, change, composed, files, outcome, result, rows, stop
 
@@ -150,13 +149,6 @@ def test_a_run_that_cannot_be_continued_is_named_with_what_it_has(saved, words, 
     assert files(run_dir) == before
 
 
-def test_where_a_run_has_no_model_yet_nothing_is_advised_that_needs_one(run_dir):
-    shutil.rmtree(run_dir / "model")
-    with pytest.raises(UserError, match=r"max_steps is 20 there") as caught:
-        train(composed(f"run_dir={run_dir}", "max_tokens=999"))
-    assert "init_from" not in str(caught.value)
-
-
 def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir):
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("linear: linear", "linear: no_such_module.Linear"))
@@ -166,30 +158,26 @@ def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir):
     assert typed.model.linear == "no_such_module.Linear"
 
 
-@pytest.mark.parametrize("content", ["config_hash: x\nseed: [\n", "config_hash: x\nmodel: {n_layer: 3}\n"])
-def test_a_file_that_holds_no_settings_is_named_in_one_line(content, tmp_path):
-    (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(UserError, match=f"^{tmp_path}/config.yaml: ") as caught:
+def test_a_file_that_holds_no_settings_is_named_in_one_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("config_hash: x\nmodel: {n_layer: 3}\n")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/config\.yaml: [^\n]*$"):
         composed(f"run_dir={tmp_path}")
-    assert "\n" not in str(caught.value)
 
 
 def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").touch()
-    (tmp_path / "runs/one").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
+    run_dir, home = tmp_path / "runs/one", tmp_path.resolve()
+    for folder in (run_dir, tmp_path / "elsewhere", tmp_path / "one"):
+        folder.mkdir(parents=True)
+    for name in ("a.txt", "elsewhere/a.txt"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt")
-    assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
-    (tmp_path / "elsewhere/a.txt").touch()
-    assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt"), "of the same name"
-    assert from_above(tmp_path / "runs/one", "a.txt", lambda path: path == "a.txt") == "a.txt", "the text of the run"
-    assert from_above(tmp_path / "runs/one", "*.txt") == str(tmp_path.resolve() / "*.txt")
-    (tmp_path / "one").mkdir()
-    assert from_above(tmp_path / "runs/one", "one") == str(tmp_path.resolve() / "one"), "not the run itself"
+    for name in ("a.txt", "*.txt", "one"):  # not the file of the same name here, and not the run itself
+        assert from_above(run_dir, name) == str(home / name)
+    assert from_above(run_dir, "b.txt") == "b.txt"
+    assert from_above(run_dir, "a.txt", lambda path: path == "a.txt") == "a.txt", "the text of the run"
 
 
-@pytest.mark.parametrize("path", ["texts", "texts/*.txt", "."])
+@pytest.mark.parametrize("path", ["texts/*.txt", "."])
 def test_a_finished_run_is_shown_wherever_its_text_lies(path, tmp_path, monkeypatch, lab):
     """Also if the run is called as its text, if the text is gone, and with the copy of a tokenizer."""
     (tmp_path / "texts").mkdir()
@@ -250,16 +238,8 @@ def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, ho
         assert train(composed(f"run_dir={path}", same)) == (path, scores), "a typed length replaces any other"
     with pytest.raises(UserError, match=r"trainer\.max_steps is \d+ there, 77 now"):
         train(composed(f"run_dir={path}", "trainer.max_steps=77"))
-    shutil.copytree(home / "tied", tmp_path / "other")
-    with open(tmp_path / "other/model/model.safetensors", "r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\x01")
-    settings = tmp_path / "other/model/config.json"
-    damaged = sha256(tmp_path / "other/model/model.safetensors")
-    settings.write_text(settings.read_text().replace(sha256(home / "tied/model/model.safetensors"), damaged))
-    for base, message in (("other", "holds another run .init_sha256"), ("absent", "no such folder")):
-        with pytest.raises(UserError, match=message):
-            train(composed(f"run_dir={path}", f"init_from={tmp_path / base}"))
+    with pytest.raises(UserError, match="no such folder"):
+        train(composed(f"run_dir={path}", f"init_from={tmp_path / 'absent'}"))
     assert train(composed(f"run_dir={path}", f"init_from={home / 'tied'}")) == (path, scores)
 
 
@@ -314,15 +294,6 @@ def test_the_first_loss_is_the_loaded_models(home, tmp_path):
     assert all(torch.equal(new[key], old[key]) for key in old)
     first = float(rows(folder)[0]["train/loss"])
     assert first == pytest.approx(loss_of_first_batch(home, run), abs=1e-5)
-
-
-def test_a_chain_from_weights_without_a_record_has_unknown_steps(home, tmp_path):
-    shutil.copytree(home / "tied/model", tmp_path / "weights")
-    first, scores = train(at_home(home, f"init_from={tmp_path / 'weights'}", f"run_dir={tmp_path / 'first'}"))
-    assert (scores["init_from"]["steps"], scores["init_from"]["tokens"]) == (None, None)
-    chain = read_base(str(first))
-    assert (chain.steps, chain.tokens) == (None, None)
-    assert at_home(home, f"init_from={first}").init_sha256 == chain.sha256
 
 
 @torch.no_grad()
