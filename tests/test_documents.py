@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SEQ, TIED, VOCAB, tiny
+from conftest import SEQ, TIED, VOCAB, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import ValidationConfig
@@ -178,13 +178,3 @@ def test_a_text_of_one_document_is_named(corpus, tmp_path, caplog):
         caplog.clear()
         log_start(run_, data_, tmp_path, n_params=1, resume_step=0)
         assert caplog.text.count("one document") == n_messages
-
-
-@pytest.mark.nightly
-def test_the_script_of_the_docs_writes_short_documents(tmp_path, monkeypatch):
-    page = (ROOT / "docs/studies/documents.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    exec(page.partition("```python\n")[2].partition("```")[0], {})
-    texts = [json.loads(line)["text"] for line in (tmp_path / "functions.jsonl").read_text().splitlines()]
-    assert len(texts) > 1000
-    assert all("def " in text for text in texts)
