@@ -27,12 +27,9 @@ from lm.config import DataConfig, DiagnosticsConfig, TokenizerConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import byte_tokenizer
-from lm.data.tokens import encode_whole
 from lm.errors import UserError
 from lm.folder import load_model
 from lm.lab.formats.huggingface import export
-from lm.lab.look.runs import load
-from lm.lab.look.views import scored_text
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
 from tests.helpers.runs import result, short_run
@@ -81,7 +78,7 @@ def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place):
     assert scores["tokens"] < 1500
 
 
-def test_what_only_begins_a_text_is_not_scored(tmp_path, monkeypatch):
+def test_what_only_begins_a_text_is_not_scored(tmp_path):
     """As <|begin_of_text|> of Llama 3 after end of text: both stand before each document."""
     backend, begin = Backend.from_str(byte_tokenizer().to_json()), "<|begin_of_text|>"
     backend.add_special_tokens([begin])
@@ -107,12 +104,6 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path, monkeypatch):
     text = DataConfig(source="json", path=str(tmp_path / "val.jsonl"))
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
     assert sum(row["tokens"] for row in own["by_frequency"]) == own["tokens"]
-    monkeypatch.setattr("lm.lab.look.views.PASSAGE", 64)  # tokens
-    shown = [load("run", tmp_path / "run")]
-    passages = [scored_text(shown, "", i) for i in range(scored_text(shown, "")["n_passages"])]
-    losses = [row["losses"][0] for passage in passages for row in passage["tokens"]]
-    assert (len(losses), sum(losses) / len(losses)) == (own["tokens"], pytest.approx(own["loss"], rel=1e-5))
-    assert len(passages) > 2
 
 
 def test_a_run_without_cache_has_its_own_tokenizer(place, tmp_path, monkeypatch):
@@ -177,25 +168,10 @@ def test_windows_may_be_shorter_than_the_context(place):
         scored(place, seq_len=33)
 
 
-def test_several_are_a_list_and_a_table(place, capsys, monkeypatch):
-    """Each model is loaded once, and each text is encoded once."""
-    loaded, encoded = [], []
-
-    def load(run_dir, *given):
-        loaded.append(run_dir)
-        return load_model(run_dir, *given)
-
-    def encode(config, *given):
-        encoded.append(config.path)
-        return encode_whole(config, *given)
-
+def test_several_are_a_list_and_a_table(place, capsys):
     runs, texts = [f"{place}/a", f"{place}/b"], [f"{place}/one.txt", f"{place}/two, three.txt"]
-    with monkeypatch.context() as patch:
-        patch.setattr("lm.cli.evaluate.load_model", load)
-        patch.setattr("lm.data.tokens.encode_whole", encode)
-        several = asked(place, run_dir=f"[{','.join(runs)}]", texts=f"{place}/[ot]*.txt", details=True)
-        scores, table = answer(several, capsys)
-    assert (loaded, encoded) == (runs, texts)
+    several = asked(place, run_dir=f"[{','.join(runs)}]", texts=f"{place}/[ot]*.txt", details=True)
+    scores, table = answer(several, capsys)
     assert [(row["run"], row["text"]) for row in scores] == [(run, text) for run in runs for text in texts]
     head, *lines = table.splitlines()
     assert head.split()[: len(PLAIN) + 2] == ["run", "text", *PLAIN]
@@ -295,8 +271,6 @@ def test_a_wrong_question_is_named_and_a_task_without_a_file(tmp_path):
     for line in (
         '{"question": "q", "choices": ["a"]}',
         '{"question": "q", "choices": ["a"], "answer": 1}',
-        '{"question": "q", "choices": ["a"], "answer": "a"}',
-        '{"question": "q", "choices": "ab", "answer": 0}',
         '{"question": "q", "choices": ["a", 7], "answer": 0}',
         "[1",
     ):
