@@ -8,12 +8,12 @@ import pytest
 import tokenizers
 import torch
 from conftest import tiny
-from helpers.models import LLAMA, assert_same_model, exported, noisy
 from tokenizers import AddedToken
 
 from lm.data.tokenizer import Tokenizer, train_bpe
 from lm.errors import UserError
 from lm.lab.formats.gguf import export_gguf
+from tests.helpers.models import LLAMA, assert_same_model, exported, noisy
 
 BPE = train_bpe([Path(__file__).read_text()], 300)
 TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
