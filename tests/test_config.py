@@ -32,8 +32,8 @@ from lm.errors import UserError
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.export import ExportConfig
 from lm.training.run_directory import default_directory
+from scripts.pages.configuration import COMMANDS
 from tests.helpers.ablation_folder import write_run_dir
-from tests.helpers.configuration import COMMANDS
 
 
 def run_of(*lines):

@@ -15,8 +15,8 @@ from conftest import ROOT, TEXT, TINY_RUN
 
 from lm.cli.main import COMMANDS
 from lm.lab import results
-from tests.helpers.configuration import PAGE, page
-from tests.helpers.notebook import NOTEBOOKS, executed
+from scripts.pages.configuration import PAGE, page
+from scripts.pages.notebook import NOTEBOOKS, executed
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -157,7 +157,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading_and_every_path_is_the
 def test_the_page_of_settings_is_what_the_dataclasses_say(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # the default of data.cache_dir depends on it
     text = PAGE.read_text()
-    assert text == page(), "run: python -m tests.helpers.configuration"
+    assert text == page(), "run: python -m scripts.pages.configuration"
     assert [name for name in COMMANDS if f"\n## {name}\n" not in text] == []
     assert [line for line in text.splitlines() if line.endswith("|  |")] == []  # each setting says what it is
 

@@ -5,12 +5,14 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import filelock
 import numpy as np
 import pytest
-from conftest import small_disk
+from conftest import ROOT, small_disk
 
 from lm.errors import UserError, reading
 from lm.system.files import atomic_file, read_csv, read_json, read_yaml, remove_partial
@@ -77,3 +79,10 @@ def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
 
 def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):
     assert in_a_process(write_with_faults, tmp_path) == 0
+
+
+@pytest.mark.nightly
+def test_the_fault_campaign_finds_no_defect():
+    command = [sys.executable, "-m", "scripts.faults", "minutes=5"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert answer.returncode == 0, answer.stdout + answer.stderr

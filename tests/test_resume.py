@@ -114,7 +114,7 @@ def left(whole, tmp_path_factory) -> Runs:
     ],
 )
 def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole, left, tmp_path, variant):
-    """A kill at any operation of a run: tests/test_faults.py, nightly."""
+    """A kill at any operation of a run: tests/test_files.py, nightly."""
     run = left(variant, tmp_path / "run")
     _, scores = train(run)
     assert outcome(run) == outcome(whole(variant))

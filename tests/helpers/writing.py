@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from lm.system.files import atomic_file, read_json, write_json
-from tests.faults.inject import Injection
+from scripts.faults.inject import Injection
 
 
 def write_and_die(folders: list[Path]) -> None:

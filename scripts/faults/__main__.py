@@ -1,4 +1,4 @@
-"""python -m tests.faults [minutes=60] [seed=0] [commands=NAME,NAME] [case=N,N]
+"""python -m scripts.faults [minutes=60] [seed=0] [commands=NAME,NAME] [case=N,N]
 
 Disturbs one command after the other until the time is over. Prints a table of what was tried; exit code 1 if anything
 has failed. `case` repeats these cases alone.

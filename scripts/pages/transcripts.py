@@ -1,4 +1,4 @@
-"""What the program prints to a user, kept in docs/transcripts: python -m tests.helpers.transcripts writes it again.
+"""What the program prints to a user, kept in docs/transcripts: python -m scripts.pages.transcripts writes it again.
 
 No test compares the files. A maintainer reads how they change: a sentence that has to be read twice is a defect.
 """

@@ -1,4 +1,4 @@
-"""The page docs/configuration.md, made of the dataclasses: python -m tests.helpers.configuration writes it."""
+"""The page docs/configuration.md, made of the dataclasses: python -m scripts.pages.configuration writes it."""
 
 import os
 import re
@@ -50,7 +50,7 @@ COMMANDS = {  # and a valid example of its settings
 INTRODUCTION = """\
 # Configuration
 
-Every setting of every command, with its type and its default. `python -m tests.helpers.configuration` writes this page
+Every setting of every command, with its type and its default. `python -m scripts.pages.configuration` writes this page
 from the dataclasses in `lm/config.py`, so it says what the program accepts. `--help` prints the same about one command.
 `python scripts/train.py --cfg job` prints the values that choices such as `head=untied` set. `eval "$(lm-lab -sc
 install=bash)"` lets bash complete commands and settings.

@@ -1,4 +1,4 @@
-"""The notebooks of docs/, executed. `python -m tests.helpers.notebook [NAME]` writes their outputs into them."""
+"""The notebooks of docs/, executed. `python -m scripts.pages.notebook [NAME]` writes their outputs into them."""
 
 import os
 import sys
