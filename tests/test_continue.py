@@ -79,7 +79,7 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
 
 
-def edit(run_dir: Path, new: str) -> list[str]:
+def edit(run_dir, new):
     """As a person does who has moved the text."""
     config = run_dir / "config.yaml"
     config.write_text("# my best run\n" + config.read_text().replace("  path: t.txt\n", f"  path: {new}  # moved\n"))
@@ -217,7 +217,7 @@ def untied(home):
     return train(at_home(home, *MODEL, *learned, f"run_dir={home / 'untied'}"))[0]
 
 
-def start(base: Path, *overrides: str) -> RunConfig:
+def start(base, *overrides):
     return at_home(base.parent, f"init_from={base}", *overrides)
 
 
@@ -295,7 +295,7 @@ def test_the_first_loss_is_the_loaded_models(home, tmp_path):
 
 
 @torch.no_grad()
-def loss_of_first_batch(home: Path, run: RunConfig) -> float:
+def loss_of_first_batch(home, run):
     """By a seed that is not the loaded run's, whose order of batches is not repeated."""
     net, _ = load_model(home / "tied")
     seed = named_seed(0, "continued")

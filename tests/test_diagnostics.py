@@ -1,17 +1,14 @@
 """diagnostics.csv is correct and leaves the run equal bit for bit. Its rows after a kill: tests/test_resume.py."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB
-from torch import Tensor
 
-from lm import Transformer, load_model
+from lm import load_model
 from lm.config import DiagnosticsConfig, OptimConfig
 from lm.data.tokens import prepare
 from lm.lab.measures.details import BANDS, frequency_bands, token_counts
@@ -25,25 +22,25 @@ PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
 
 
-def measured_run(text: Path, run_dir: Path, every: int, **changes: Any) -> Path:
+def measured_run(text, run_dir, every, **changes):
     """The folder of a run of twenty steps."""
     return train(short_run(text, run_dir, diagnostics=DiagnosticsConfig(every=every), **changes))[0]
 
 
-def measures(folder: Path, name: str) -> list[float]:
+def measures(folder, name):
     return column(folder, name, "diagnostics")
 
 
 # --- the two parts of the gradient
 
 
-def backward(net: Transformer, parts: int = 1) -> None:
+def backward(net, parts=1):
     """The gradient of one step in `parts` micro-batches, as Lightning computes it."""
     for tokens, targets in zip(TOKENS.chunk(parts), TARGETS.chunk(parts), strict=True):
         (F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()) / parts).backward()
 
 
-def measured(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
+def measured(net, parts=1):
     steps = [False]
     gradient = EmbeddingGradient(net, lambda: steps[-1])
     backward(net)  # of a step that is not measured
@@ -55,7 +52,7 @@ def measured(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
     return gradient.gradients()
 
 
-def untied_twin(net: Transformer, output: Tensor) -> tuple[Tensor, Tensor]:
+def untied_twin(net, output):
     """The gradients of the input and the output embeddings, from an untied model that is equal otherwise."""
     twin = build(replace(UNTIED, embedding_std=net.embed.std, embedding_multiplier=net.embed.multiplier))
     twin.head.proj.load_state_dict({"weight": output})
@@ -63,7 +60,7 @@ def untied_twin(net: Transformer, output: Tensor) -> tuple[Tensor, Tensor]:
     return twin.embed.weight.grad, twin.head.proj.weight.grad
 
 
-def near(tensor: Tensor, other: Tensor) -> bool:
+def near(tensor, other):
     is_zero = other.norm().item() < 1e-3
     return not is_zero and torch.allclose(tensor, other, rtol=1e-4, atol=1e-6 * other.abs().max().item())
 
@@ -102,7 +99,7 @@ def test_both_gradients_equal_those_of_an_untied_twin(head, progress, parts):
 def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file, tmp_path):
     """With dropout and accumulation, and a head that is untied on the way."""
 
-    def compared(name: str, **changes: Any) -> dict[str, Any]:
+    def compared(name, **changes):
         run = small_run(text_file, tmp_path / name, max_steps=20, head=HEADS["untied_midtraining"], **changes)
         train(run)
         content = outcome(run)

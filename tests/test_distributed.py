@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -38,7 +37,7 @@ def test_one_process_of_all_prints(monkeypatch):
 # --- real processes
 
 
-def words(text: Path, *overrides: str) -> list[str]:
+def words(text, *overrides):
     return [*TINY_RUN, f"data.path={text}", f"data.cache_dir={text.parent / 'cache'}", *overrides]
 
 
@@ -58,31 +57,31 @@ def two(text_file, tmp_path_factory):
     return folder / "two", output
 
 
-def same(run_dir: Path, whole: Path) -> bool:
+def same(run_dir, whole):
     scores, expected = result(run_dir), result(whole)
     assert (scores["steps"], scores["tokens"]) == (expected["steps"], expected["tokens"])
     assert scores["best"]["step"] == expected["best"]["step"]
     return bool(scores["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-3))
 
 
-def torchrun(*options: str) -> list[str]:
+def torchrun(*options):
     return [sys.executable, "-m", "torch.distributed.run", *options, TRAIN]
 
 
-def slurm(port: str) -> list[dict[str, str]]:
+def slurm(port):
     """The variables that srun sets for each of two nodes."""
     common = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
     common |= {"SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [common | dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID"), node) for node in "01"]
 
 
-def free_port() -> str:
+def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
-def communicate(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
+def communicate(processes, seconds):
     """The output of each process. One that is late is aborted with its children, which print their stacks."""
     deadline, outputs, hung = time.monotonic() + seconds, [], []
     for process in processes:
@@ -98,7 +97,7 @@ def communicate(processes: list[subprocess.Popen[str]], seconds: float) -> list[
     return outputs
 
 
-def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | None = None) -> list[str]:
+def together(lines, folder, envs=None):
     """Run the commands at the same time; what each prints."""
     processes = [
         subprocess.Popen(
@@ -118,7 +117,7 @@ def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(whole, 
     assert same(run_dir, whole)
 
 
-def stopped(line: list[str], folder: Path, signum: int, env: dict[str, str]) -> int:
+def stopped(line, folder, signum, env):
     """Start a command and send a signal after ten rows of run_dir=run; its exit code."""
     process = subprocess.Popen(line, cwd=folder, env=os.environ | STACKS | env, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (folder / "run/metrics.csv").exists() and len(rows(folder / "run")) > 10, 120)

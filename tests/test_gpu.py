@@ -3,15 +3,13 @@
 import math
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from conftest import HEADS, SEQ
 
 from lm import load_model
-from lm.config import CheckpointConfig, OptimConfig, RunConfig
+from lm.config import CheckpointConfig, OptimConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.decoding import decode
@@ -28,7 +26,7 @@ pytestmark = [
 ]
 
 
-def run_on_device(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+def run_on_device(text, run_dir, **changes):
     """Twenty logged steps in full precision with checkpoints every five."""
     settings = {"accelerator": DEVICE, "checkpoint": CheckpointConfig(every=5, keep=3), **changes}
     return short_run(text, run_dir, **settings)
