@@ -318,7 +318,6 @@ def test_a_hint_starts_as_the_command_was_started(tmp_path, monkeypatch):
         (["bin/python", "scripts/train.py"], "python scripts/look.py a", "bin/python scripts/look.py a"),
         (["bin/python", "-m", f"{tmp_path}/lm/__main__.py"], "python -m lm look a", "bin/python -m lm look a"),
         (["python", "bin/lm-lab"], "lm-lab look a", "bin/lm-lab look a"),
-        (["bin/python", "mine.py"], "lm-lab look a", "lm-lab look a"),
     ]:
         monkeypatch.setattr(sys, "orig_argv", started)
         monkeypatch.setattr(sys, "argv", [started[-1]])
@@ -333,12 +332,9 @@ def test_the_version_is_told(command, lab):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_each_setting_and_group_at_the_width_of_the_terminal(name, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_has_each_setting_and_group(name, command):
     code, out, error = command(name, "--help", *["all"] * (name == "train"))
     assert (code, error) == (0, "")
-    assert max(map(len, out.splitlines())) < 80
-    assert "..." not in out.replace("key=value ...", "")
     module = import_module(COMMANDS[name].module)
     kinds = kinds_of(module.SCHEMA).keys() - getattr(module, "HIDDEN", ())
     leaves = {key for key in kinds if not any(other.startswith(f"{key}.") for other in kinds)}
