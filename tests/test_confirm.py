@@ -9,8 +9,7 @@ from lm.lab.ablation.ask import confirmation
 from lm.lab.ablation.execute import ENGINES
 from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, read_record, write_record
 from tests.helpers.ablation_folder import question
-from tests.helpers.ablations import draw_nothing, instant, plan_in_a_moment
-from tests.test_compare import TEXT, TINY
+from tests.helpers.ablations import SMALL, draw_nothing, instant, plan_in_a_moment
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied"]}
 
@@ -83,14 +82,13 @@ def test_a_base_for_each_seed_stays_so_and_the_first_answer_is_not_overwritten(a
 
 
 @pytest.mark.slow
-def test_a_confirmation_is_asked_resumed_and_shown(tmp_path, lab, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_confirmation_is_asked_resumed_and_shown(corpus, lab, monkeypatch):
+    monkeypatch.chdir(corpus.parent)
     plan_in_a_moment(monkeypatch)
     draw_nothing(monkeypatch)
     engine = instant(lambda spec: 3.0 + spec.seed % 7 * 1e-3 - 0.5 * (spec.arm == "untied") * (1 + spec.seed % 5 / 99))
     monkeypatch.setitem(ENGINES, "local", engine)
-    Path("my.txt").write_text(TEXT)
-    code, shown, _ = lab("ablate", "head=tied,untied", "my.txt", "seeds=3", *TINY)
+    code, shown, _ = lab("ablate", "head=tied,untied", corpus.name, "seeds=3", "experiment=none", *SMALL[1:])
     (folder,) = Path("ablations").glob("head-*")
     assert (code, "untied is better than tied" in shown) == (0, True)
     for _ in range(2):
