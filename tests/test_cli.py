@@ -130,6 +130,7 @@ MISTAKES = """
     ablate head=tied,untied ablation.tune=a,b -> tune
     ablate head=tied,untied ablation.tun=true -> ablation.tune=true
     ablate head=tied,untied seeds=[1,2 -> seeds=[1,2: while
+    ablate head=tied,untied overrides=[optim.lr=0.5] -> expected each setting of all arms by itself
     ablate head=tied,untied folds=5 -> data.val_fraction=0.2 makes 5
     ablate confirm=nowhere -> confirm=nowhere
     look run_dir=absent -> error: run_dir=absent

@@ -11,20 +11,21 @@ from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.ask import choose, question_in_a_line, read_question, write_question
+from lm.lab.ablation.ask import choose, compose_question, question_in_a_line, read_question, write_question
+from lm.lab.ablation.folder import folder_of
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.ablate import hydra_words
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
 TINY = [
-    *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=16"),
+    *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2"),
     *("data.seq_len=16", "data.batch_size=2", "trainer.max_steps=4", "validation.every=0", "trainer=cpu", "threads=1"),
 ]
 
 
 def asked_by(*words):
-    """The question of a command line."""
-    return compose("ablate", hydra_words(words)[0], AblateConfig).ablation
+    """What a command line asks."""
+    return compose("ablate", hydra_words(words)[0], AblateConfig)
 
 
 @pytest.fixture
@@ -35,13 +36,13 @@ def at_home(tmp_path, monkeypatch):
 
 
 def test_the_values_become_arms_and_the_first_is_the_baseline():
-    question = question_in_a_line("model.dropout=0,0.2,0.5", ["optim.lr=0.01"])
+    question = question_in_a_line("model.dropout=0,0.2,0.5")
     assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
-    asked = [question[key] for key in ("baseline", "seeds", "overrides")]
-    assert asked == ["dropout-0", [0, 1, 2, 3, 4], ["optim.lr=0.01"]]
-    assert list(question_in_a_line("head=tied,untied", [])["arms"]) == ["tied", "untied"]
-    assert question_in_a_line("tokenizer=byte,char", [])["metric"] == "val_bpb"
-    assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}", [])["arms"]] == ["path-0", "path-1"]
+    asked = [question[key] for key in ("name", "baseline", "seeds")]
+    assert asked == ["dropout-0-0.2-0.5", "dropout-0", [0, 1, 2, 3, 4]]
+    assert list(question_in_a_line("head=tied,untied")["arms"]) == ["tied", "untied"]
+    assert question_in_a_line("tokenizer=byte,char")["metric"] == "val_bpb"
+    assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
 
 
 @pytest.mark.parametrize(
@@ -54,38 +55,48 @@ def test_a_mistake_of_yaml_is_one_line_that_names_the_file(content, tmp_path):
         read_question(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-    question = replace(asked_by("head=tied,untied"), name="asked")
-    assert write_question(question, tmp_path).name.startswith("asked-"), "what was edited stays"
+    question = replace(asked_by("head=tied,untied").ablation, name="asked")
+    assert write_question(question, [], tmp_path).name.startswith("asked-"), "what was edited stays"
 
 
 def test_a_question_may_have_any_name_that_a_folder_has():
-    assert choose(question_in_a_line("head=tied,untied", []) | {"name": "größe"})[1] == "ablation.name='größe'"
+    assert choose(question_in_a_line("head=tied,untied") | {"name": "größe"})[1] == "ablation.name='größe'"
 
 
-def test_a_question_that_grows_keeps_its_name():
-    """Seeds are added in the folder that is there, and the order of words is no other question."""
+def test_a_question_has_one_folder_whatever_decides_nothing(at_home):
+    """Seeds are added in the folder that is there."""
 
-    words = ["head=tied,untied", "seed=1", "threads=2"]
-    assert asked_by(*words).name == asked_by(*words[::-1]).name == asked_by(*words, "seeds=4", "margin=2").name
-    assert asked_by(*words).name != asked_by(*words[:2]).name
+    def folder(*words):
+        config = asked_by("head=tied,untied", *words)
+        return str(folder_of(config, compose_question(config)))
+
+    words = ["my.txt", *TINY]
+    assert folder() == "ablations/head-tied-untied"
+    same = [words[::-1], [*words, "seeds=4"], [*words, "checkpoint.every=2", "logger=tensorboard"], ["./my.txt", *TINY]]
+    assert {folder(*words)} == {folder(*other) for other in same}
+    assert re.fullmatch(r"ablations/head-tied-untied-\w{8}", folder(*words))
+    assert folder(*words) != folder(*words, "optim.lr=0.5")
 
 
 def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe():
-    arms = question_in_a_line("optim=muon_chars,adamw", ["experiment=chars"])["arms"]
+    arms = question_in_a_line("optim=muon_chars,adamw")["arms"]
     run = compose("train", ["experiment=chars", *arms["adamw"]], RunConfig)
     assert run.optim == compose("train", ["optim=adamw"], RunConfig).optim
 
 
 def test_what_is_typed_of_the_question_is_in_its_file(command, tmp_path, at_home):
     typed = ["model.d_ff=16,32", "my.txt", "tune=true", "margin=0.5", "folds=false", "seeds=3"]
-    typed += ["data.cache_dir=${run_dir}"]
+    typed += ["data.separator=${tokenizer.kind}"]
     code, shown, said = command("ablate", *typed, "--cfg", "job")
     assert code == 0, said
     asked = yaml.safe_load(shown)["ablation"]
     expected = {"tune": "learning_rate", "equivalence_margin": 0.5, "folds": False, "seeds": [0, 1, 2]}
     assert {key: asked[key] for key in expected} == expected
-    path = write_question(asked_by(*typed), tmp_path)
-    assert command("ablate", str(path), "--cfg", "job")[:2] == (0, shown)
+    config = asked_by(*typed)
+    path = write_question(config.ablation, config.overrides, tmp_path)
+    file = asked_by(str(path))
+    assert file.ablation == replace(config.ablation, overrides=config.overrides, name=path.stem)
+    assert compose_question(file) == compose_question(config)
 
 
 QUESTION = """question: Does dropout help on my text?
@@ -115,6 +126,7 @@ MISTAKES = r"""
     model.dropout=0.1 -> [optim.betas=0.9,0.95] -> arms.dropout: 0.95: expected key=value
     trainer.max_steps=4 -> [model=tiny,small] -> overrides: small: expected key=value
     {without -> [without -> not a question in YAML
+    {without: , dropout: model.dropout=0.1} -> [without, dropout] -> arms=['without', 'dropout']: expected a name
     tune: -> metric: ${x} # -> metric: Interpolation key
 """
 
@@ -158,4 +170,4 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at
     again = compare("model.d_ff=16,32", text="my.txt", seeds=1, margin=0.5, overrides=TINY)
     assert (again.folder, again.verdict) == (answer.folder, "undecided"), "one pair has no interval"
     assert path.read_text().endswith("# mine\n"), "what was edited stays"
-    assert write_question(replace(asked_by("model.d_ff=16,32"), name=path.stem), path.parent) != path
+    assert write_question(replace(asked_by("model.d_ff=16,32").ablation, name=path.stem), [], path.parent) != path

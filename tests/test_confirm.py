@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from lm.errors import UserError
 from lm.lab.ablation.ask import confirmation
@@ -25,7 +26,7 @@ def asked(tmp_path):
         write_record(AblationRecord(question=own, arms=arms, runs=runs, overrides=["data.path=a.txt"]), tmp_path)
         (tmp_path / "runs").mkdir()
         for run in runs:
-            RunFiles(tmp_path / run.run_dir).write_status("diverged", "", "nan")
+            RunFiles(tmp_path / run.run_dir).write_status("diverged", "nan")
         return tmp_path
 
     return asked
@@ -95,3 +96,9 @@ def test_a_confirmation_is_asked_resumed_and_shown(corpus, lab, monkeypatch):
         code, shown, error = lab("ablate", f"confirm={folder}")
         assert (code, "3 seeds" in shown) == (0, True), error
     assert read_record(Path(f"ablations/{folder.name}-confirm")).question.seeds == [100, 101, 102]
+
+
+def test_a_frozen_study_cannot_be_confirmed():
+    folder = ROOT / "docs/studies/tying/main"
+    with pytest.raises(UserError, match=f"^confirm={folder}: is a study that is frozen as published"):
+        confirmation(folder)

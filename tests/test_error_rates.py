@@ -36,7 +36,6 @@ def frame(arms):
             "seed": seed,
             "factor": float(2**x),
             "status": "done" if np.isfinite(loss) else "diverged",
-            "is_own_failure": False,
             "val_loss": loss if np.isfinite(loss) else np.nan,
         }
         for arm, (factors, losses) in arms.items()

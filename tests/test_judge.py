@@ -33,8 +33,7 @@ def runs(values, factor=1.0):
             "arm": arm,
             "seed": seed,
             "factor": factor,
-            "status": {"killed": "failed"}.get(value, value) if isinstance(value, str) else "done",
-            "is_own_failure": value == "failed",
+            "status": value if isinstance(value, str) else "done",
             "val_loss": np.nan if isinstance(value, str) else value,
         }
         for arm, of_arm in values.items()
@@ -254,7 +253,7 @@ def diverging(rows):
     return LADDERS.assign(status=LADDERS["status"].mask((LADDERS["arm"] == "b") & rows, "diverged"))
 
 
-CRASHED = LADDERS.assign(status=LADDERS["status"].mask(LADDERS["arm"] == "b", "failed"), is_own_failure=True)
+CRASHED = LADDERS.assign(status=LADDERS["status"].mask(LADDERS["arm"] == "b", "failed"))
 
 
 def test_tuned_arms_are_scored_at_their_own_best_value_with_the_seeds_that_have_all_values():

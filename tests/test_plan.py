@@ -94,7 +94,7 @@ ARMS = {  # what an arm says beside the configuration of its baseline
     "checkpoint.resume=false": "arms.b: checkpoint.resume=false",
     "trainer.max_steps=9": "arms.b: trainer.max_steps=9",
     "trainer.devices=2": "arms.b: trainer.devices",
-    "head=tied": "arms: a and b are the same configuration",  # as by default
+    "head=tied": "arms: a and b are the same configuration; what they change decides no score",  # as by default
     "data.val_fraction=0.4": "arms: b and a would be scored on different validation texts",
     "tokenizer=char": "metric=val_loss: b and a have different tokenizers",
 }

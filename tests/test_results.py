@@ -9,11 +9,12 @@ import matplotlib
 import pandas as pd
 import pytest
 from conftest import HEADS, ROOT
+from pandas.testing import assert_frame_equal
 
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.execute import describe_exit_code
-from lm.lab.ablation.folder import Failure, RunFiles, read_record, write_record
+from lm.lab.ablation.folder import RunFiles, read_record, write_record
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
@@ -112,20 +113,18 @@ def test_a_folder_of_ablations_names_them_and_is_only_read(study):
 
 def test_what_became_of_a_run_is_told_by_its_folder_and_by_its_row_when_that_is_gone(study, monkeypatch):
     draw_nothing(monkeypatch)
-    assert describe_exit_code(255) == (Failure.ERROR, "ended with exit code 255"), "no signal has the number 127"
+    assert describe_exit_code(255) == ("failed", "ended with exit code 255"), "no signal has the number 127"
     endings = [describe_exit_code(code) for code in (-9, 143, 1, -11)]  # 143: 128 + SIGTERM
     errors = [*(ending.message for ending in endings), "the loss is nan"]
     of(study, "tied", 0).run_dir.mkdir(parents=True)  # it is being made again
     for seed, ending in enumerate(endings):
-        of(study, "untied", seed).write_status("failed", str(ending.kind), ending.message)
-    of(study, "untied", 4).write_status("diverged", "", "the loss is nan")
+        of(study, "untied", seed).write_status(*ending)
+    of(study, "untied", 4).write_status("diverged", "the loss is nan")
     for _ in range(2):
         results = read_results(study)
-        rows = results.runs[results.runs.arm == "untied"]
-        assert rows.is_own_failure.tolist() == [False, False, True, True, False], "a kill from outside is not its own"
-        assert results.counts() == {"done": 14, "failed": 4, "diverged": 1, "missing": 1}
+        assert results.counts() == {"done": 14, "failed": 2, "killed": 2, "diverged": 1, "missing": 1}
         frame = runs(study).query("arm == 'untied'")
-        assert frame.status.tolist() == ["failed"] * 4 + ["diverged"]
+        assert frame.status.tolist() == ["killed", "killed", "failed", "failed", "diverged"]
         assert frame.error.tolist() == errors
         assert frame[["val_loss", "steps"]].isna().all(axis=None)
         contrast = results.contrasts[0]
@@ -149,23 +148,21 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
     assert runs(study).val_loss[0] == 3.5
     assert read_results(study).reported[["resumed_from", "torch"]].iloc[0].tolist() == ["5 7", "2"]
     (run.run_dir / "result.json").write_text("[]")
-    assert status() == ("done", False), "its row stands for a result that cannot be read"
-    (study / "results.csv").unlink()
-    assert status() == ("failed", True)
-    assert "result.json: " in runs(study).error[0]
+    with pytest.raises(UserError, match=r"result\.json: .*; remove the folder of the run, and the same command makes"):
+        status()
 
 
 def test_runs_that_ended_stay_rows_when_they_are_not_asked_for_any_more(study):
-    record, folder, row = read_record(study), of(study, "untied", 1), of(study, "untied", 2)
-    gone = [str(run.run_dir.relative_to(study)) for run in (folder, row)]
-    table = (study / "results.csv").read_text()
-    (study / "results.csv").write_text("".join(line for line in table.splitlines(True) if gone[0] not in line))
-    folder.run_dir.mkdir(parents=True)
-    folder.write_status("diverged", "", "the loss is nan")
-    record.runs = [run for run in record.runs if run.run_dir not in gone]
+    record = read_record(study)
+    before = read_results(study).runs
+    record.runs = record.runs[2:]
     write_record(record, study)
-    unused = read_results(study).runs.query("purpose == 'unused'")
-    assert [*zip(unused.run_dir, unused.status, strict=True)] == [(gone[0], "diverged"), (gone[1], "done")]
+    results = read_results(study)
+    unused = results.runs.query("purpose == 'unused'")
+    unused, before = (frame.drop(columns="purpose").reset_index(drop=True) for frame in (unused, before[:2]))
+    assert_frame_equal(unused, before)
+    write_report(results)
+    assert_frame_equal(read_results(study).runs, results.runs)
 
 
 def test_runs_without_an_ablation(tmp_path):

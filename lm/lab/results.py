@@ -65,10 +65,10 @@ class _Run(NamedTuple):
 def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFrame:
     """Return a row for each reported run, also for one without a result.
 
-    Columns: which run it is; `status` (done, diverged, failed, or missing: not run yet, or running) and `error`; one
-    for each of `settings`, dotted keys such as `optim.lr`, by default those that differ between the runs; `val_loss`
-    (nats per token), `val_bpb` (bits per byte), `val_top1` (0 to 1), `n_params`, `flops_per_token` (forward and
-    backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
+    Columns: which run it is; `status` (done, diverged, failed, killed, or missing) and `error`; one for each of
+    `settings`, dotted keys such as `optim.lr`, by default those that differ between the runs; `val_loss` (nats per
+    token), `val_bpb` (bits per byte), `val_top1` (0 to 1), `n_params`, `flops_per_token` (forward and backward),
+    `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
     which, records = _read_runs(folder)
     listed = [record.run for record in records]

@@ -66,7 +66,7 @@ def write_reported(path: Path, run: Run, broken: bool) -> None:
         return
     if end:
         path.parent.mkdir(parents=True, exist_ok=True)
-        RunFiles(path).write_status(end, "error", CRACK)
+        RunFiles(path).write_status(end, CRACK)
         return
     score = {"val_loss": loss, "val_bpb": loss / 2.23, "val_top1": 0.42 - loss / 30}
     write_result(path, **score, seed=run.seed, steps=1000, tokens=1_024_000, seconds=90 * chance.uniform(0.95, 1.05))

@@ -1,6 +1,5 @@
 """Small ablations: planned, carried out by real processes, or by an executor that writes results at once."""
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, with_folds
 from lm.lab.ablation.execute import Ending, Engine
-from lm.lab.ablation.folder import REPORTED, Failure
+from lm.lab.ablation.folder import REPORTED
 from lm.lab.ablation.plan import Plan, RunSpec, Step
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
@@ -94,8 +93,11 @@ def statuses(results: Results) -> dict[tuple[str, int], str]:
     return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
 
 
-def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
-    """An engine whose runs end at once with this loss, diverge (nan) or fail. `made` has their names, in order."""
+def instant(loss: Callable[[RunSpec], float | str]) -> type[Engine]:
+    """An engine whose runs end at once with this loss, diverge (nan), or are "failed" or "killed".
+
+    `made` has their names, in order.
+    """
 
     class Instant(Engine):
         name, seconds = "local", 0.0
@@ -103,20 +105,19 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
 
         def __init__(self, config: AblateConfig, folder: Path) -> None: ...
 
-        def default_workers(self, threads: int) -> int:
+        def default_workers(self, threads: int, needs_gpu: bool) -> int:
             return 1
 
         def submit(self, spec: RunSpec) -> Ending:
             self.made.append(spec.run_dir)
-            spec.files.where.write_text("{}")
             value = loss(spec)
-            if isinstance(value, Failure):
+            if isinstance(value, str):
                 return Ending(value, "it broke")
             if value != value:
-                spec.files.write_status("diverged", Failure.ERROR, "it diverged")
-                return Ending(None, "")
+                spec.files.write_status("diverged", "it diverged")
+                return Ending("failed", "")
             write_result(spec.files.run_dir, val_loss=value, seed=spec.run.seed, steps=spec.run.steps)
-            return Ending(None, "")
+            return Ending("failed", "")
 
         def ended(self, handle: Ending) -> Ending:
             return handle
@@ -128,10 +129,9 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Engine]:
 
 def workers_of(prefix: Path) -> list[int]:
     """The processes that make runs whose names begin so, if they hold the log of their run open."""
+    logs = {str(path) for path in [*prefix.parent.glob(f"{prefix.name}*.log"), *prefix.glob("*/*.log")]}
     processes = []
-    for where in [*prefix.parent.glob(f"{prefix.name}*.where"), *prefix.glob("*/*.where")]:
-        with suppress(OSError, ValueError):  # it is being written, or has ended
-            pid = json.loads(where.read_text())["pid"]
-            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-            processes += [pid] * (str(where.with_suffix(".log")) in links)
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            processes += [int(output.parts[2])] * (os.readlink(output) in logs)
     return processes

@@ -58,8 +58,8 @@ def ablate(
     `runs` has the configuration of each arm; `on_plan` is called before anything is run or written. Raises UserError
     before that, too, for what the user can mend.
     """
-    folder = folder_of(config)
-    before = existing_record(folder, config)
+    folder = folder_of(config, runs)
+    before = existing_record(folder)
     engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
     plan = make_plan(config, runs, before, RunReader(folder), command, engine.default_workers)
     tries = Counter[str]()  # of a run that failed, in this call
@@ -72,10 +72,10 @@ def ablate(
     if config.plan_only:
         return results
     with lock_output_dir(folder):
-        if existing_record(folder, config) != before:
+        if existing_record(folder) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        is_done = before is not None and before.ended and not step.missing and _is_same(step.record, before)
-        if before and is_done:
+        is_shown = not config.report or (folder / "report.html").exists()
+        if before and before.ended and is_shown and not step.missing and _is_same(step.record, before):
             return results_of(replace(step.record, ended=before.ended), plan.reader)
         progress = _Progress(plan, config.report)
         write_record(step.record, folder)

@@ -178,6 +178,8 @@ def _check_distinct(question: Question, arms: Arms) -> None:
         key = (config_hash(change(arm.run, {"head.name": ""}), *hashes), question.seed_offsets.get(name, 0))
         if key in names:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
+            if arm.overrides != arms[names[key]].overrides:
+                advice = "what they change decides no score"
             raise UserError(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
         names[key] = name
 
@@ -243,6 +245,10 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     return {key: best * unit}
 
 
+def needs_gpu(identity: Mapping[str, str]) -> bool:
+    return identity["device"] in ("cuda", "gpu")
+
+
 # --- what a training step costs on this machine, for the estimates of a plan
 
 
@@ -253,6 +259,8 @@ def time_steps(arms: Iterable[Arm]) -> None:
         step = step_timer(resolve(arm.run, arm.vocab_size), arm.vocab_size, len(arm.texts[0].val))
         step()
         arm.seconds_per_step = median(step() for _ in range(ROUNDS))
+        del step  # with the model, whose memory on a GPU the runs need
+        torch.cuda.empty_cache()
 
 
 # --- a hash of the code that the numbers of a run depend on: without comments, docstrings and layout

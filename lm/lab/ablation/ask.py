@@ -26,15 +26,14 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import FILE, RunReader, by_key, normalised, read_record
-from lm.lab.ablation.question import LEARNING_RATE, MOST_SEEDS, SEED, AblateConfig, Question
+from lm.lab.ablation.folder import CONTRASTS, FILE, RunReader, by_key, read_record
+from lm.lab.ablation.question import AGAIN, LEARNING_RATE, LONGEST, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
 SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
 FRESH = 100  # added to the seeds of a confirmation, or more if these have been used
-AGAIN = "Confirmation on fresh seeds: "
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
 COMPOSE_RUN: Compose = partial(compose, "train", schema=RunConfig)
@@ -58,36 +57,39 @@ def ask_line(change: str, words: Sequence[str]) -> list[str]:
 
     `change` and `words`, the settings of all arms, are settings of train as they were typed. Raises UserError.
     """
-    kinds = kinds_of(RunConfig)
     recipe = recipe_for([*words, change])
-    every_arm = [*([f"experiment={recipe}"] if recipe else []), *(for_hydra(word, kinds) for word in words)]
-    return choose(question_in_a_line(for_hydra(change, kinds, is_sweep=True), every_arm))
+    of_recipe = [f"experiment={recipe}"] if recipe else []
+    question = question_in_a_line(for_hydra(change, kinds_of(RunConfig), is_sweep=True))
+    return [*choose(question), of_all_arms([*of_recipe, *words])]
 
 
-def question_in_a_line(change: str, overrides: Sequence[str]) -> QuestionFile:
-    """Return the question of a setting with several values, in Hydra's grammar; `overrides` are those of all arms.
+def of_all_arms(words: Sequence[str]) -> str:
+    """Return the override of ablate that sets settings of train, as they were typed, for all arms."""
+    kinds = kinds_of(RunConfig)
+    return f"overrides=[{','.join(quoted(literal(for_hydra(word, kinds))) for word in words)}]"
 
-    Raises UserError.
-    """
+
+def question_in_a_line(change: str) -> QuestionFile:
+    """Return the question of a setting with several values, in Hydra's grammar. Raises UserError."""
     require("=" in change, change, "a setting with its values, as in model.dropout=0,0.1")
     key, values = key_of(change), [to_override_value(value) for value in values_of(change)]
     if len({*values}) < max(2, len(values)):
         raise UserError(f"{change}: expected different values, two or more, as in {key}=VALUE,VALUE")
     label = key.rpartition(".")[2]
-    names = [re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:] for value in values]
+    words = [re.sub(r"[^\w.-]+", "_", value) for value in values]
+    names = [(word if "." not in key else f"{label}-{word}")[-LONGEST:] for word in words]
     names = [name.lstrip("_.-") or name for name in names]
     if len({*names}) < len(names):
         names = [f"{label}-{number}" for number in range(len(values))]
     arms = {name: [f"{key}={value}"] for name, value in zip(names, values, strict=True)}
-    identity = arms, normalised(overrides)  # seeds may be added, and the margin may change
+    name = "-".join([label, *words])
     return {
-        "name": f"{label}-{json_sha256(identity)[:8]}",
+        "name": name if len(name) <= LONGEST else f"{label}-{json_sha256(arms)[:8]}",
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
         "seeds": [*range(SEEDS)],
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
-        "overrides": [*overrides],
     }
 
 
@@ -155,7 +157,9 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
             content[key] = _list_of(content[key])
         if "overrides" in content:
             content["overrides"] = _words("overrides", content["overrides"])
-        if isinstance(arms := content.get("arms"), dict):
+        if (arms := content.get("arms")) is not None:
+            named = "a name for each arm with its settings, as in {wide: model.d_ff=512}"
+            require(isinstance(arms, dict), f"arms={arms}", named)
             content["arms"] = {arm: _words(f"arms.{arm}", words) for arm, words in arms.items()}
         if "seeds" in content:
             content["seeds"] = _seeds(content["seeds"])
@@ -230,8 +234,12 @@ def _content_of(path: Path) -> Any:
         return None
 
 
-def write_question(question: Question, folder: Path) -> Path:
-    """Write the question as a file that `ablate FILE` asks, beside its answer. A file of another content stays."""
+def write_question(question: Question, overrides: Sequence[str], folder: Path) -> Path:
+    """Write the question as a file that `ablate FILE` asks, beside its answer. A file of another content stays.
+
+    `overrides` are the settings of all arms that were typed.
+    """
+    question = replace(question, overrides=[*question.overrides, *overrides])
     required = {key: getattr(question, key) for key in ("question", "arms", "baseline", "seeds")}
     plain = asdict(Question(name=question.name, **required))
     changed = {key: value for key, value in asdict(question).items() if value != plain[key]}
@@ -257,6 +265,8 @@ def confirmation(source: Path) -> QuestionFile:
     if there are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no
     finished ablation.
     """
+    if (source / CONTRASTS).exists():
+        raise UserError(f"confirm={source}: is a study that is frozen as published; expected an ablation of your own")
     if not (source / FILE).exists():
         raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
     record = read_record(source)

@@ -65,7 +65,7 @@ def compare(
     file, folder = (None if path is None else str(path) for path in (text, output_dir))
     call = f"{change!r}, text={file!r}, seeds={seeds}, margin={margin}, overrides={[*overrides]}, output_dir={folder!r}"
     results = ablate(config, runs, f"compare({call}, tune={tune})")
-    write_question(question, results.folder)
+    write_question(question, config.overrides, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 
 

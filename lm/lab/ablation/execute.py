@@ -25,12 +25,11 @@ import torch
 from lm.config import foreign_classes
 from lm.errors import Diverged, UserError, first_line, without_secrets
 from lm.lab.ablation.arms import code_hash
-from lm.lab.ablation.folder import Failure
 from lm.lab.ablation.forkserver import PROCESSES, warm_up
 from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.device import cores
-from lm.system.files import json_sha256, write_json
+from lm.system.files import json_sha256
 from lm.system.signals import SHUTDOWN
 from lm.system.terminal import MessageHandler
 
@@ -41,9 +40,9 @@ log = logging.getLogger(__name__)
 
 
 class Ending(NamedTuple):
-    """How a process or a job ended. Its kind is None if nothing is known to have failed."""
+    """How a process or a job ended."""
 
-    kind: Failure | None
+    status: str  # failed, or killed: by a signal or with its node, at random, whatever the arm
     message: str
 
 
@@ -55,7 +54,7 @@ class Engine(Protocol):
 
     def __init__(self, config: AblateConfig, folder: Path) -> None: ...
 
-    def default_workers(self, threads: int) -> int:
+    def default_workers(self, threads: int, needs_gpu: bool) -> int:
         """Return how many runs of so many threads it makes at a time."""
 
     def submit(self, spec: RunSpec) -> Any:
@@ -87,8 +86,7 @@ def execute(
             while waiting and len(running) < workers:
                 spec = waiting.popleft()
                 spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
-                for file in (spec.files.status, spec.files.where):  # of an earlier try
-                    file.unlink(missing_ok=True)
+                spec.files.status.unlink(missing_ok=True)  # of an earlier try
                 running.append((spec, engine.submit(spec)))
             time.sleep(engine.seconds)
             for spec, handle in [*running]:
@@ -111,10 +109,10 @@ def _write_ending(spec: RunSpec, ending: Ending, engine: str) -> None:
     """Write the status of a run whose process could not. Raises UserError if the run could not begin."""
     if spec.files.read().status != "missing":
         return
-    if engine != "local" and ending.kind != Failure.KILLED and not spec.files.where.exists():
+    if engine != "local" and ending.status != "killed" and not spec.files.log.exists():
         expected = "expected lm, Python and output_dir on all nodes as on this machine"
         raise UserError(f"executor={engine}: {spec.run_dir} could not begin ({ending.message}); {expected}")
-    spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
+    spec.files.write_status(*ending)
 
 
 # --- processes of this machine
@@ -129,9 +127,9 @@ class Local(Engine):
         self.gpus = torch.cuda.device_count()
         self.slots = dict[int, Any]()  # slot -> its process; with GPUs a slot is a GPU
 
-    def default_workers(self, threads: int) -> int:
-        """Return one run for each GPU, or for each group of `threads` cores where there is no GPU."""
-        return self.gpus or max(1, cores() // threads)
+    def default_workers(self, threads: int, needs_gpu: bool) -> int:
+        """Return one run for each GPU, or for each group of `threads` cores if runs need no GPU."""
+        return self.gpus if needs_gpu else max(1, cores() // threads)
 
     def submit(self, spec: RunSpec) -> Any:
         warm_up()
@@ -154,10 +152,10 @@ def describe_exit_code(code: int) -> Ending:
     """Return how a process ended. A code above 128 is 128 + signal: of a process that handled it, and of a shell."""
     signum = code - 128 if code > 128 else -code
     if signum in CRASHES:
-        return Ending(Failure.ERROR, f"crashed by signal {signum}")
+        return Ending("failed", f"crashed by signal {signum}")
     if signum in signal.valid_signals():
-        return Ending(Failure.KILLED, f"killed by signal {signum}")
-    return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
+        return Ending("killed", f"killed by signal {signum}")
+    return Ending("failed", f"ended with exit code {code}")
 
 
 def _run_in_process(spec: RunSpec, gpu: int | None) -> None:
@@ -166,7 +164,7 @@ def _run_in_process(spec: RunSpec, gpu: int | None) -> None:
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
-    make_run(spec, Local.name)
+    make_run(spec)
 
 
 def _exit_with_driver() -> None:
@@ -196,12 +194,12 @@ class Ray(Engine):
             raise UserError(f"ray.address={address}: {first_line(error)} {expected}") from error
         signal.signal(signal.SIGTERM, handler)
 
-    def default_workers(self, threads: int) -> int:
+    def default_workers(self, threads: int, needs_gpu: bool) -> int:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
     def submit(self, spec: RunSpec) -> Any:
         task = self.function.options(num_cpus=spec.threads, num_gpus=spec.gpus, name=spec.run_dir)
-        return task.remote(spec, self.name, os.getcwd())
+        return task.remote(spec, os.getcwd())
 
     def ended(self, handle: Any) -> Ending | None:
         errors = self.ray.exceptions
@@ -210,11 +208,11 @@ class Ray(Engine):
         except errors.GetTimeoutError:
             return None
         except errors.RayTaskError as error:
-            return Ending(Failure.ERROR, _last_line(error))
+            return Ending("failed", _last_line(error))
         except errors.RayError as error:
-            kind = Failure.ERROR if isinstance(error, errors.OutOfMemoryError) else Failure.KILLED
+            kind = "failed" if isinstance(error, errors.OutOfMemoryError) else "killed"
             return Ending(kind, f"{type(error).__name__}: {first_line(error)}"[:300])
-        return Ending(None, "ended without a result")
+        return Ending("failed", "ended without a result")
 
     def cancel(self, handle: Any) -> None:
         self.ray.cancel(handle)  # raises KeyboardInterrupt there, on which a run saves a checkpoint
@@ -246,7 +244,7 @@ class Slurm(Engine):
             said = _last_line(accounting.stderr)
             raise UserError(f"executor=slurm: sacct says {said}; expected a cluster with accounting")
 
-    def default_workers(self, threads: int) -> int:
+    def default_workers(self, threads: int, needs_gpu: bool) -> int:
         return 64
 
     def submit(self, spec: RunSpec) -> Any:
@@ -256,7 +254,7 @@ class Slurm(Engine):
         except (ValueError, TypeError) as error:
             raise UserError(f"slurm.parameters: {first_line(error)}") from error
         try:
-            return self.submitter.submit(self.function, spec, self.name, os.getcwd())
+            return self.submitter.submit(self.function, spec, os.getcwd())
         except Exception as error:  # submitit's own, of what sbatch said
             reason = _last_line(error)
             raise UserError(f"executor=slurm: {reason} (workers=N keeps fewer jobs in the queue)") from error
@@ -266,12 +264,12 @@ class Slurm(Engine):
             return None
         if handle.paths.result_pickle.exists():
             if (error := handle.exception()) is None:
-                return Ending(None, "ended")
+                return Ending("failed", "ended")
             trace, _, _ = str(error).partition("You can check full logs")  # which submitit adds below its dashes
-            return Ending(Failure.ERROR, _last_line(trace.rstrip("-\n ")))
+            return Ending("failed", _last_line(trace.rstrip("-\n ")))
         state = handle.state.split(" ")[0].rstrip("+")
         is_own = state in ("FAILED", "OUT_OF_MEMORY", "TIMEOUT")
-        return Ending(Failure.ERROR if is_own else Failure.KILLED, f"job {handle.job_id} is {state}")
+        return Ending("failed" if is_own else "killed", f"job {handle.job_id} is {state}")
 
     def cancel(self, handle: Any) -> None:
         handle.cancel(check=False)
@@ -310,7 +308,7 @@ ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Local, Ray, Slu
 CHANGED = "has changed since these runs were planned; the same command plans anew"
 
 
-def make_run_on_node(spec: RunSpec, engine: str, cwd: str) -> None:
+def make_run_on_node(spec: RunSpec, cwd: str) -> None:
     """`make_run` on another machine. Raises UserError, before the run begins, if it cannot be made there.
 
     Paths in settings are relative to `cwd`, the folder in which the driver was started.
@@ -325,10 +323,10 @@ def make_run_on_node(spec: RunSpec, engine: str, cwd: str) -> None:
         raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
     if code != spec.identity["source_hash"]:
         raise UserError(f"lm: the training code on {node} is not that of the driver; install the same version there")
-    make_run(spec, engine)
+    make_run(spec)
 
 
-def make_run(spec: RunSpec, engine: str) -> None:
+def make_run(spec: RunSpec) -> None:
     """Train the run in this process, which does nothing else. All that it prints goes to the log of the run.
 
     How it failed is written to its status file. Raises SystemExit or KeyboardInterrupt after a signal.
@@ -342,7 +340,7 @@ def make_run(spec: RunSpec, engine: str) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     logging.basicConfig(level=logging.INFO, handlers=[MessageHandler()])
-    write_json(spec.files.where, {"executor": engine, "host": socket.gethostname(), "pid": os.getpid()})
+    log.info("process %d on %s", os.getpid(), socket.gethostname())
     try:
         _train(spec)
     except Interrupted as error:
@@ -353,7 +351,7 @@ def make_run(spec: RunSpec, engine: str) -> None:
         print(without_secrets(traceback.format_exc()), file=sys.stderr)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         reason = first_line(error)
-        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)
+        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", kind + reason)
 
 
 def _train(spec: RunSpec) -> None:

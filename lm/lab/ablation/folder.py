@@ -7,11 +7,9 @@ run without a folder is read from results.csv, and its curve from curves.csv.
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +19,7 @@ import filelock
 import pandas as pd
 
 from lm.cli.arguments import PATHS, key_of
-from lm.config import build, deciding_settings, flat
+from lm.config import RunConfig, build, deciding_settings, described_settings
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
 from lm.lab.ablation.question import SEED, AblateConfig, Question
@@ -33,7 +31,6 @@ from lm.training.run_directory import read_rows
 FILE = "ablation.json"
 CONTRASTS = "contrasts.csv"  # of a study whose contrasts are frozen as published
 RUNS = "runs"  # folder of the runs
-RUN_NAME = re.compile(r"(.+)-seed(\d+)-\w+")  # of the folder of a run: arm, seed, hash
 REPORTED, PILOT, UNUSED = "reported", "pilot", "unused"  # purposes of runs; the last: of no part of the question
 ENDED = ("done", "diverged")
 
@@ -160,64 +157,34 @@ def write_record(record: AblationRecord, folder: Path) -> None:
 # --- which folder
 
 
-def default_dir(config: AblateConfig) -> Path:
-    """Return ablations/NAME; typed overrides make another folder, whose name ends in their hash."""
-    overrides = normalised(config.overrides)
-    return Path("ablations") / f"{config.ablation.name}{f'-{json_sha256(overrides)[:8]}' if overrides else ''}"
+def folder_of(config: AblateConfig, runs: Mapping[str, RunConfig]) -> Path:
+    """Return output_dir, or ablations/NAME; settings that were typed add the hash of what they decide."""
+    if config.output_dir:
+        return Path(config.output_dir)
+    settings = identifying(asdict(runs[config.ablation.baseline]))
+    typed = f"-{json_sha256(settings)[:8]}" if config.overrides else ""
+    return Path("ablations") / f"{config.ablation.name}{typed}"
 
 
-def folder_of(config: AblateConfig) -> Path:
-    return Path(config.output_dir) if config.output_dir else default_dir(config)
+def identifying(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what an arm is, as dotted keys. A path is absolute, because it has several names."""
+    described, base = described_settings(settings), settings.get("init_from") or ""
+    if SEED in base:  # the model and its tokenizer are those of the first seed that is asked
+        described |= {"init_from": base, "init_sha256": None, "tokenizer.path": None}
+    return {key: os.path.abspath(value) if key in PATHS and value else value for key, value in described.items()}
 
 
-def normalised(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in one order and one spelling, however they were typed; of several for one key the last holds.
-
-    >>> normalised(["optim.lr=0.030", "++model={d_ff: 48}", "head='tied'", "optim.betas=[0.9, 0.95]"])
-    ['head=tied', 'model.d_ff=48', 'optim.betas=[0.9,0.95]', 'optim.lr=0.03']
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # which nobody needs to read a record
-    from hydra.errors import HydraException
-
-    parser, values = OverridesParser.create(), dict[str, Any]()
-    for override in overrides:
-        key, _, text = override.partition("=")
-        value: Any = text
-        with suppress(HydraException):  # of a path that its grammar would have in quotes
-            value = parser.parse_override(override).value()
-        values |= flat({key.lstrip("+"): int(value) if isinstance(value, float) and value.is_integer() else value})
-    return [f"{key}={to_override_value(values[key])}" for key in sorted(values)]
-
-
-def existing_record(folder: Path, config: AblateConfig) -> AblationRecord | None:
+def existing_record(folder: Path) -> AblationRecord | None:
     """Return what an earlier call has left in the folder, if anything.
 
-    Arms and seeds may be added to a question, and its margin may change. Raises UserError if the folder holds something
-    else, or finished runs of an arm that is gone or has other settings: their report would be overwritten.
+    Raises UserError if the folder holds something else.
     """
     if not (folder / FILE).exists():
         is_used = folder.exists() and (not folder.is_dir() or any(entry.name[0] != "." for entry in folder.iterdir()))
         if is_used:  # hidden files are the lock, and what a killed call has begun to write
             raise UserError(f"output_dir={folder}: holds no ablation; name a new or an empty folder")
         return None
-    record, reader = read_record(folder), RunReader(folder)
-    with_runs = {run.arm for run in record.runs if reader.outcome(run.run_dir).status in ENDED}
-    now, common = config.ablation, without_secrets([*config.ablation.overrides, *config.overrides])
-    for arm in (arm for arm in record.arms if arm in with_runs):
-        before = _by_place(normalised([*record.common(), *record.arms[arm].overrides]))
-        words = _by_place(normalised([*common, *without_secrets(now.arms.get(arm, []))]))
-        changed = sorted((before | words)[place] for place in before.keys() ^ words.keys())
-        difference = f"no arm {arm}" if arm not in now.arms else " ".join(changed)
-        if difference:
-            reason = f"holds another ablation, with finished runs of {arm} (the difference: {difference})"
-            raise UserError(f"output_dir={folder}: {reason}; name another output_dir")
-    return record
-
-
-def _by_place(words: Sequence[str]) -> dict[str, str]:
-    """Return overrides by their text with an absolute path, because a path has several spellings."""
-    pairs = ((word, *word.split("=", 1)) for word in words)
-    return {f"{key}={os.path.abspath(value)}" if key in PATHS else word: word for word, key, value in pairs}
+    return read_record(folder)
 
 
 def lock_output_dir(folder: Path) -> AbstractContextManager[object]:
@@ -233,56 +200,37 @@ def lock_output_dir(folder: Path) -> AbstractContextManager[object]:
         raise UserError(f"output_dir={folder}: cannot be written to ({error.strerror})") from error
 
 
-# --- the files of a run: its directory, and beside it its status, its log and the place where it was made
-
-
-class Failure(StrEnum):
-    """Whether a failure counts against the arm.
-
-    The kernel kills by SIGKILL too when memory runs out, which cannot be told from any other kill.
-    """
-
-    ERROR = "error"  # of the run's own: an exception, an exit code, a crash of native code
-    KILLED = "killed"  # from outside, by a signal or with its node: at random, whatever the arm
+# --- the files of a run: its directory, and beside it its status and its log
 
 
 class Outcome(NamedTuple):
-    status: str  # done, failed, diverged, or missing: not run yet, or running
+    status: str  # done, diverged, failed, killed, or missing: not run yet, or running
     error: str = ""
     result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
     row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
-    kind: str = ""  # of a failure whose process has ended: a value of Failure
-    is_damaged: bool = False  # whether the run has a result that cannot be read
 
 
 class RunFiles:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        paths = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log", ".where"))
-        self.status, self.log, self.where = paths
+        self.status, self.log = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log"))
 
-    def write_status(self, status: str, kind: str, error: str) -> None:
-        write_json(self.status, {"status": status, "kind": kind, "error": without_secrets(error)})
+    def write_status(self, status: str, error: str) -> None:
+        write_json(self.status, {"status": status, "error": without_secrets(error)})
 
     def read(self) -> Outcome:
-        """Return the outcome. Raises OSError if what is there cannot be read: such a run is not missing."""
+        """Return the outcome. Raises UserError or OSError if a file cannot be read: such a run is not missing."""
         try:
             if (result := read_result(self.run_dir / "result.json")) is not None:
                 return Outcome("done", result=result)
             with reading(self.status):
                 content = read_json(self.status)
-                return Outcome(content["status"], content["error"], kind=content.get("kind", ""))
+                return Outcome(content["status"], content["error"])
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
         except UserError as error:
             advice = "remove the folder of the run, and the same command makes the run again"
-            return Outcome("failed", f"{error}; {advice}", is_damaged=True)
-
-    def place(self) -> dict[str, str]:
-        """Return the host and the executor that made the run; empty if they are not known."""
-        with suppress(FileNotFoundError, NotADirectoryError), reading(self.where):
-            return read_json(self.where)
-        return {}
+            raise UserError(f"{error}; {advice}") from error
 
     def steps(self) -> int:
         """Return the optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
@@ -311,10 +259,9 @@ COLUMNS: dict[str, type] = {
     "factor": float,
     **dict.fromkeys(("status", "error"), str),
     **RESULT,
-    **dict.fromkeys(("source_hash", "run_dir", "failure", "host", "executor"), str),
-    **dict.fromkeys(("is_own_failure", "has_folder"), bool),
+    **dict.fromkeys(("source_hash", "run_dir"), str),
+    "has_folder": bool,
 }
-IN_MEMORY = ("is_own_failure", "has_folder")  # which results.csv does not have
 DTYPES: dict[type | None, str] = {int: "Int64", float: "float64", bool: "boolean"}
 
 
@@ -331,19 +278,15 @@ class RunReader:
             raise UserError(f"{error}; without this file, the runs that have a folder are read from there") from error
 
     def outcome(self, run_dir: str) -> Outcome:
-        """Return done, diverged, failed or missing, by the folder of the run.
-
-        The row of results.csv stands for a folder that is gone, and for a result that cannot be read.
-        """
+        """Return what became of a run, by its folder. The row of results.csv stands for a folder that is gone."""
         outcome = RunFiles(self.folder / run_dir).read()
-        is_gone = outcome.status == "missing" and not (self.folder / run_dir).exists()
-        if run_dir not in self.rows or not (is_gone or outcome.is_damaged):
+        if run_dir not in self.rows or outcome.status != "missing" or (self.folder / run_dir).exists():
             return outcome
         row = self.rows[run_dir]
         with reading(self.folder / "results.csv"):
             done = row["status"] == "done"
             result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
-            return Outcome(row["status"], row["error"], result, row, row.get("failure", ""))
+            return Outcome(row["status"], row["error"], result, row)
 
     def frame(self, record: AblationRecord) -> pd.DataFrame:
         """Return a row for each run, with the columns of COLUMNS. Last come finished runs that are not asked for."""
@@ -351,19 +294,11 @@ class RunReader:
         for row in rows:
             row["source_hash"] = row["source_hash"] or record.arms[row["arm"]].identity.get("source_hash")
         asked = {run.run_dir for run in record.runs}
-        for run_dir in sorted({*self._run_dirs()} - asked):
-            if self.outcome(run_dir).status in ENDED:
-                arm, seed = arm_and_seed(run_dir)
-                about = {"arm": arm, "seed": seed - record.question.seed_offsets.get(arm, 0), "purpose": UNUSED}
+        for run_dir, row in self.rows.items():
+            if run_dir not in asked and row["status"] in ENDED:
+                about = {"arm": row["arm"], "seed": row["seed"], "factor": row.get("factor") or None, "purpose": UNUSED}
                 rows.append(about | self._described(run_dir))
         return frame_of(rows, COLUMNS)
-
-    def _run_dirs(self) -> list[str]:
-        """Return every run that has left a result, by its folder or by its row."""
-        results = (path.parent for path in self.folder.glob(f"{RUNS}/*/result.json"))
-        diverged = (path.with_suffix("") for path in self.folder.glob(f"{RUNS}/*.json"))
-        names = [f"{RUNS}/{path.name}" for path in (*results, *diverged) if RUN_NAME.fullmatch(path.name)]
-        return [*names, *self.rows]
 
     def _described(self, run_dir: str) -> dict[str, Any]:
         outcome = self.outcome(run_dir)
@@ -372,16 +307,13 @@ class RunReader:
             with reading(self.folder / run_dir / "result.json"):
                 result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
                 result["torch"] = result["versions"]["torch"]
-        place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
             **{key: result.get(key) for key in RESULT},
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
-            "failure": outcome.kind if outcome.status == "failed" else None,
-            "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
             "has_folder": outcome.row is None,
-            **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
+            "source_hash": outcome.row and outcome.row["source_hash"],
         }
 
     @cached_property
@@ -398,16 +330,6 @@ class RunReader:
         """Return the whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""
         path = self.folder / run_dir / METRICS_FILE
         return read_rows(path) if path.exists() else self.curves.get(run_dir, [])
-
-
-def arm_and_seed(run_dir: str) -> tuple[str, int]:
-    """Return the arm and the seed in the name of a run.
-
-    >>> arm_and_seed("runs/tied-seed1000-1a2b3c4d5e")
-    ('tied', 1000)
-    """
-    ((arm, seed),) = RUN_NAME.findall(run_dir.rpartition("/")[2])
-    return arm, int(seed)
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:

@@ -100,8 +100,8 @@ class Scored:
 def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord]) -> list[Contrast]:
     """Return each arm against its baseline, then each weighted sum, with a verdict.
 
-    `runs`: a row for each reported run with the columns arm, seed, factor (of the tuned setting), status,
-    is_own_failure and those of the metrics.
+    `runs`: a row for each reported run with the columns arm, seed, factor (of the tuned setting), status and those of
+    the metrics.
 
     equivalent: the true difference is shown to lie within the margin, be it zero or not (two one-sided t tests;
     Schuirmann, 1987). better, worse: the two-sided paired t test rejects. Both after Holm's correction (1979) for the
@@ -123,8 +123,7 @@ def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord])
 def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     """Return the scores of an arm from its runs. A seed of a tuned arm has one if its ladder is whole."""
     sign = METRICS[question.metric].sign
-    status = runs["status"].mask((runs["status"] == "failed") & ~runs["is_own_failure"].astype(bool), "missing")
-    frame = runs.assign(loss=sign * runs[question.metric].astype(float), status=status)
+    frame = runs.assign(loss=sign * runs[question.metric].astype(float))
     ends, seeds = {*frame["status"]}, {*map(int, frame["seed"])}
     is_lost = ends <= {"diverged", "failed"} and len(seeds) >= MIN_SEEDS
     untrainable = ("failed" if "failed" in ends else "diverged") if is_lost else ""

@@ -23,7 +23,7 @@ from lm.config import RunConfig, config_hash, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import read_base
-from lm.lab.ablation.arms import Arm, Arms, build_arms, change
+from lm.lab.ablation.arms import Arm, Arms, build_arms, change, needs_gpu
 from lm.lab.ablation.folder import (
     ENDED,
     PILOT,
@@ -31,11 +31,11 @@ from lm.lab.ablation.folder import (
     RUNS,
     AblationRecord,
     ArmRecord,
-    Failure,
     Run,
     RunFiles,
     RunReader,
     design_hash,
+    identifying,
     settings_of_run,
 )
 from lm.lab.ablation.question import METRICS, AblateConfig, Question
@@ -66,7 +66,7 @@ class RunSpec(Run):
 
     @property
     def gpus(self) -> int:
-        return int(self.identity["device"] in ("cuda", "gpu"))
+        return int(needs_gpu(self.identity))
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -102,9 +102,7 @@ class Plan:
         return RunSpec(**about, run=run, identity=identity)
 
     def status(self, run: Run) -> str:
-        """Return done, diverged, failed (by itself), lost (killed from outside) or missing."""
-        outcome = self.reader.outcome(run.run_dir)
-        return "lost" if outcome.status == "failed" and outcome.kind == Failure.KILLED else outcome.status
+        return self.reader.outcome(run.run_dir).status
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
@@ -153,7 +151,7 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
     again = [
         spec
         for spec in asked.values()
-        if plan.status(spec) in ("failed", "lost") and tries.get(spec.run_dir, 0) < MAX_TRIES
+        if plan.status(spec) in ("failed", "killed") and tries.get(spec.run_dir, 0) < MAX_TRIES
     ]
     todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.run_dir in up_to_look]
     n_open = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
@@ -172,7 +170,7 @@ def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> f
     asked.update((spec.run_dir, spec) for spec in specs)
     if status & {"diverged", "failed"}:
         return math.inf
-    if "lost" in status:
+    if "killed" in status:
         return None
     metric = plan.question.metric
     scores = [float(plan.reader.outcome(spec.run_dir).result[metric]) for spec in specs]
@@ -233,12 +231,12 @@ def make_plan(
     before: AblationRecord | None,
     reader: RunReader,
     command: str,
-    default_workers: Callable[[int], int],
+    default_workers: Callable[[int, bool], int],
 ) -> Plan:
     """Return the plan of a question.
 
     `runs` has the configuration of each arm, `before` the record of an earlier call; `default_workers` is asked with
-    the threads of a run. Raises UserError.
+    the threads of a run, and whether runs need a GPU. Raises UserError.
     """
     most_threads = max((run.threads for run in runs.values() if run.threads), default=1)
     threads = set_threads(before.threads if before else most_threads)  # of every run that does not set its own
@@ -252,7 +250,7 @@ def make_plan(
     if question.equivalence_margin is None:
         question = replace(question, equivalence_margin=one_percent(question.metric, arms[question.baseline].texts[0]))
     if before:
-        _check_code(reader, before, arms)
+        _check_earlier(reader, before, arms)
     record = AblationRecord(
         question=question,
         overrides=config.overrides,
@@ -262,7 +260,7 @@ def make_plan(
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         threads=threads,
-        workers=config.workers or default_workers(threads),
+        workers=config.workers or default_workers(threads, any(needs_gpu(arm.identity) for arm in arms.values())),
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
     )
@@ -291,21 +289,29 @@ def one_percent(metric: str, text: TextData) -> float:
     return ONE_PERCENT
 
 
-def _check_code(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
-    """Refuse to mix rows of two codes: they would never form pairs."""
-    changed = {
-        name
-        for name, arm in before.arms.items()
-        if name in arms and arm.identity["source_hash"] != arms[name].identity["source_hash"]
-    }
-    n = sum(run.arm in changed and reader.outcome(run.run_dir).status in ENDED for run in before.runs)
-    if n:
-        own = {path for name in changed for path in foreign_classes(arms[name].run.model).values()}
-        cure = f"undo the change of {', '.join(sorted(own))}" if own else "install the version of lm that made them"
-        raise UserError(
-            f"output_dir={reader.folder}: holds {n} finished run{'s' * (n > 1)} of other code "
-            f"({', '.join(sorted(changed))}); name another output_dir=DIR, or {cure}"
-        )
+def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
+    """Refuse finished runs of an arm that is gone, or has other settings or other code.
+
+    Their report would be overwritten, and their rows would never form pairs with those of the other code.
+    """
+    ended = {run.arm for run in before.runs if reader.outcome(run.run_dir).status in ENDED}
+    for name, arm in before.arms.items():
+        if name not in ended:
+            continue
+        cure, was = "", identifying(arm.settings)
+        now = identifying(arms[name].settings) if name in arms else {}
+        if name not in arms:
+            difference = f"there is no arm {name} now"
+        elif differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
+            difference = ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
+        elif arm.identity["source_hash"] != arms[name].identity["source_hash"]:
+            own = ", ".join(sorted(foreign_classes(arms[name].run.model).values()))
+            cure = f", or undo the change of {own}" if own else ", or install the version of lm that made them"
+            difference = "of other code"
+        else:
+            continue
+        reason = f"holds finished runs of another {name} ({difference})"
+        raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR{cure}")
 
 
 def _designs(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[dict[str, Any]]:

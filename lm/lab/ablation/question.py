@@ -31,9 +31,11 @@ EQUAL_COST = 0.02  # budgets, and FLOPs of a token, that differ by less count as
 LEARNING_RATE = "learning_rate"
 TUNED_SETTING = {LEARNING_RATE: "optim.lr_scale"}  # one factor for the peaks of all parameter groups
 MOST_SEEDS = 1000
-NAME = r"[^\W_][\w.-]{0,39}"  # of an arm, and of an ablation; matplotlib leaves _x out of a legend
+LONGEST = 40  # characters of a name
+NAME = rf"[^\W_][\w.-]{{0,{LONGEST - 1}}}"  # of an arm, and of an ablation; matplotlib leaves _x out of a legend
 NAMES = "a name of letters, digits, dots, - and _ that begins with a letter or digit"
 SEED = "{seed}"  # in init_from: the seed of the run
+AGAIN = "Confirmation on fresh seeds: "  # begins the question of a confirmation
 
 
 @dataclass(slots=True, kw_only=True)

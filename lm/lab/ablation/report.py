@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.lab.ablation import figures
-from lm.lab.ablation.folder import COLUMNS, IN_MEMORY, RunFiles, plain
+from lm.lab.ablation.folder import COLUMNS, RunFiles, plain
 from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, METRICS, RUN_METRICS, SEED
 from lm.lab.ablation.results import POINT, Results
 from lm.lab.ablation.sentence import how_many, margin_in_words, percent
@@ -51,7 +51,7 @@ def write_tables(results: Results) -> None:
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
         curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
         write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
-    columns = [key for key in COLUMNS if key in results.runs and key not in IN_MEMORY]
+    columns = [key for key in COLUMNS if key in results.runs and key != "has_folder"]
     write_text(folder / "results.csv", results.runs[columns].to_csv(index=False, lineterminator="\n"))
 
 
@@ -283,8 +283,10 @@ def result_table(results: Results) -> str:
     if results.record.arms[results.question.baseline].scored_tokens:
         lines += [f"scored: {_scored(results)}"]
     lines += [*filter(None, [results.stopped_early()]), *map(str, warnings)]
-    lost = results.asked_for[results.asked_for["status"].isin(["failed", "diverged"])]
-    lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
+    lost = results.asked_for[results.asked_for["status"].isin(["failed", "killed", "diverged"])]
+    for run in lost.itertuples():
+        log = results.folder / f"{run.run_dir}.log"
+        lines.append(f"{run.status}: {run.run_dir} ({run.error}){f', see {log}' if log.exists() else ''}")
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     page = results.folder / "report.html"
     return printable("\n".join([*lines, "", f"{counts}; {page if page.exists() else results.folder}"]))

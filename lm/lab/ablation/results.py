@@ -115,12 +115,12 @@ class Results:
     def counts(self) -> dict[str, int]:
         """Return how many runs have each status."""
         status = self.asked_for["status"]
-        return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
+        return {kind: int((status == kind).sum()) for kind in ("done", "failed", "killed", "diverged", "missing")}
 
     def is_whole(self) -> bool:
         """Return whether all runs that are asked for have a result."""
         counts = self.counts()
-        return not (counts["failed"] or counts["missing"] or self.untuned())
+        return not (counts["failed"] or counts["killed"] or counts["missing"] or self.untuned())
 
     def n_without_folder(self) -> int:
         """Return of how many finished runs results.csv is all that is left."""

@@ -27,7 +27,7 @@ from lm.system.files import read_json, sha256
 from lm.system.terminal import printable
 
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
-RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose"), str) | {"factor": float, "is_own_failure": bool}
+RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose"), str) | {"factor": float}
 TOO_LARGE = 1e150  # the squares of differences are added
 
 
@@ -119,7 +119,7 @@ def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     is_finite = abs(row["value"]) < TOO_LARGE
     outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
     counts = has_pair or not is_finite  # no arm is favoured by the seeds that it survived
-    about = {"purpose": REPORTED if counts else UNUSED, "factor": 1.0, "is_own_failure": False}
+    about = {"purpose": REPORTED if counts else UNUSED, "factor": 1.0}
     return row | outcome | about | {"run_dir": f"{row['arm']} seed {row['seed']}"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lm.cli.arguments import key_of
 from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast, decimals, interval, sides
-from lm.lab.ablation.question import LEARNING_RATE, METRICS, RUN_METRICS, Question
+from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, RUN_METRICS, Question
 from lm.lab.ablation.tuning import LADDER
 from lm.system.terminal import fixed, signed
 
@@ -33,7 +33,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     tuning = _tuning(contrast, question, [arms[name] for name in contrast.weights])
     finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question)}", tuning]))
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
-    if tuning and question.tune is None:
+    if tuning and question.tune is None and not contrast.failed and not question.question.startswith(AGAIN):
         n = len(question.arms) * len(question.seeds) * len(LADDER)
         parts.append(f"to tune the learning rates, add tune=true ({n} runs or more)")
     return "; ".join(filter(None, parts)) + "."
@@ -130,6 +130,8 @@ def _gains(contrast: Contrast, question: Question) -> list[str]:
 def _missing(contrast: Contrast) -> list[str]:
     """Return why a comparison is undecided, and what would decide it."""
     if contrast.verdict != "undecided" or contrast.undecided_by == "untrainable":
+        return []
+    if contrast.undecided_by == "seeds" and contrast.failed:  # what failed is to be mended
         return []
     if contrast.undecided_by:
         return [UNDECIDED_BY[contrast.undecided_by]]

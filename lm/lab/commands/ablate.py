@@ -32,7 +32,7 @@ from lm.cli.arguments import (
     with_text,
 )
 from lm.cli.compose import LOADED, run_hydra, to_dataclass
-from lm.config import RunConfig, literal
+from lm.config import RunConfig
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
     ask_line,
@@ -41,6 +41,7 @@ from lm.lab.ablation.ask import (
     confirmation,
     is_question,
     long_name,
+    of_all_arms,
     read_question,
     values_of,
     write_question,
@@ -89,7 +90,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
             planned = plan_json(plan, step, results)
             print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
 
-    folder = folder_of(ablation)
+    folder = folder_of(ablation, runs)
     try:
         results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
     except BaseException as error:
@@ -101,7 +102,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
         return verdict_code(results) if is_verdict else 0
     print_results(results, ablation.json)
     if is_line:
-        path = write_question(question, results.folder)
+        path = write_question(question, ablation.overrides, results.folder)
         if not ablation.json:
             line = command_line("ablate", str(path), f"output_dir={results.folder}-edited")
             print(f"to ask an edited question, edit {path} and type: {line}")
@@ -121,6 +122,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
     words = classify(args, TRAIN | OWN | IN_A_LINE)
     if {"-m", "--multirun"} & {*words.flags}:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
+    if typed := next((word for word in words.overrides if key_of(word) == "overrides"), None):
+        raise UserError(f"{typed}: expected each setting of all arms by itself, as in optim.lr=0.01")
     files = [word for word in words.bare if is_question(word)]
     texts = [word for word in words.bare if word not in files]
     own = [long_name(word) for word in words.overrides if _is_own(word)]
@@ -142,7 +145,7 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
         if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
             raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
         chosen = ask_line(changes[0], [word for word in train if word not in changes])
-        is_line, train, changes = True, [], []
+        is_line, changes = True, []
     else:
         chosen = []
     if changes:
@@ -150,9 +153,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
     is_asked = chosen or any(key_of(word) == "ablation" for word in own)
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
-    listed = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
-    typed = [for_hydra(word, OWN) for word in own]
-    return [*words.flags, *chosen, *typed, f"overrides=[{listed}]"], is_line
+    of_all = [] if is_line else [of_all_arms(train)]  # a line has chosen a recipe besides
+    return [*words.flags, *chosen, *(for_hydra(word, OWN) for word in own), *of_all], is_line
 
 
 def _is_own(word: str) -> bool:

@@ -152,7 +152,7 @@ def described_ablation(folder: Path) -> dict[str, Any]:
     results = read_results(folder)
     counts = results.counts()
     left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
-    left += [f"{counts[status]} {status}" for status in ("failed", "diverged", "missing") if counts[status]]
+    left += [f"{counts[status]} {status}" for status in ("failed", "killed", "diverged", "missing") if counts[status]]
     if untuned := results.untuned():
         left += [f"still tuned: {', '.join(untuned)}"]
     return {

@@ -23,7 +23,7 @@ HASHES = ("data_hash", "tokenizer_hash")  # they say something where the setting
 class FoundRun:
     name: str  # its directory below the folder
     path: Path
-    status: str  # finished, unfinished, diverged, failed or broken
+    status: str  # finished, unfinished, diverged, failed, killed or broken
     note: str = ""  # why, or how far it is
     settings: dict[str, Any] = field(default_factory=dict)  # by dotted keys
     result: dict[str, Any] = field(default_factory=dict)  # by dotted keys; empty unless finished

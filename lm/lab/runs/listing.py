@@ -99,7 +99,9 @@ def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> s
     lines = []
     for text, own in texts.items():
         if len(texts) > 1:
-            lines.append(f"the text {own[0]['data.path'] or own[0]['data.source']} (data_hash {text[:8]})")
+            fold = own[0]["data.fold"]
+            part = "" if fold is None else f"part {fold:g} held out, "
+            lines.append(f"the text {own[0]['data.path'] or own[0]['data.source']} ({part}data_hash {text[:8]})")
         lines += [*_table(own, width), ""]
     lines += [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
