@@ -72,6 +72,9 @@ def test_the_text_to_score_is_read_as_it_is_typed(folder):
     config = parse_arguments(["a (1).txt", "run_dir=[a,b c]", "details=true", "data.max_bytes=9"])
     assert (config.data.source, config.data.path, config.data.max_bytes) == ("text", "a (1).txt", 9)
     assert (config.run_dir, config.details) == ("[a,b c]", True)
+    (folder / "runs/a/model").mkdir(parents=True)
+    config = parse_arguments(["runs/a", "books"])
+    assert (config.run_dir, config.data.path) == ("runs/a", "books"), "a folder without a model is a text"
 
 
 @pytest.mark.parametrize(

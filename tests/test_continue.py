@@ -69,7 +69,9 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     assert (scores["steps"], scores["resumed_from"]) == (20, [12])
     assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)
     os.utime("t.txt", (2e9, 2e9))
-    assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores)
+    late = ["diagnostics.every=1", "logger=tensorboard", "prompts=[a]"]
+    assert train(composed(f"run_dir={run_dir}", *late)) == (run_dir, scores)
+    assert "prompts, diagnostics, logger: has no effect on a finished run" in caplog.text
     assert "has changed since" not in caplog.text
     Path("t.txt").write_text(Path("t.txt").read_text().upper())
     os.utime("t.txt", (1e9, 1e9))

@@ -150,7 +150,11 @@ def test_a_run_says_how_often_its_text_is_read(tmp_path, caplog):
         (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
         run = overfitting_run(tmp_path / "text.txt", tmp_path / "run")
         run = replace(run, model=replace(run.model, dropout=dropout))
-        log_start(run, prepare(run.data, run.tokenizer), tmp_path / "run", 9_999, 0)
+        data = prepare(run.data, run.tokenizer)
+        log_start(run, data, tmp_path / "run", 9_999, 0)
         (line,) = (message for message in caplog.messages[-2:] if "9,999 parameters" in message)
         assert f"steps read the {n_bytes + 1:,} training tokens {times} times" in line
         assert ("learned by heart: see docs/own-text.md" in line) == (times > 10 and not dropout)
+        assert "the run ends before its learning rate" not in caplog.text
+    log_start(replace(run, optim=replace(run.optim, warmup_steps=run.steps)), data, tmp_path / "run", 9_999, 0)
+    assert f"optim.warmup_steps={run.steps}: the run ends before its learning rate reaches its peak" in caplog.text

@@ -85,6 +85,9 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatc
         for folder in (root, odd):
             (folder / "empty.txt").touch()
             assert [name for name, _ in load("text", folder / pattern)] == names
+    (root / "__pycache__").mkdir()
+    (root / "__pycache__/a.txt").write_bytes(b"\0")  # of no interest, as Python's cache of compiled code
+    assert load("text", root) == [(name, f"text of {name}\r\n") for name in NAMES]
     assert listed(f"{odd}/d*", "run_dir", folders=True) == [str(odd / "deep")]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")

@@ -124,6 +124,8 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
     """Return a setting with a value as it is typed in a shell."""
     if key == "data.path":
         return shlex.join(text_settings(value or "FILE"))
+    if key in GROUPS and not (CONFIGS / key / f"{value}.yaml").is_file():
+        return f"{key}=NAME with one of {', '.join(sorted(path.stem for path in (CONFIGS / key).glob('*.yaml')))}"
     if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"
     return shlex.quote(f"{key}={value or 'VALUE'}")
@@ -320,7 +322,8 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
             if size < MIN_BYTES:
                 is_enough = size > MIN_BYTES / 3  # for a window of characters, which may have three bytes each
                 advice = "; experiment=none tokenizer=char trains on it all the same" if is_enough else ""
-                raise UserError(f"data.path={path}: has {size:,} bytes, expected {MIN_BYTES:,} or more{advice}")
+                what = f"data.path={path}: has" if size == whole else f"data.max_bytes={limit}: leaves"
+                raise UserError(f"{what} {size:,} bytes, expected {MIN_BYTES:,} or more{advice}")
             recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
             log.info("%s has %s: experiment=%s", path, _in_words(size), recipe_of(size))
     if len({*recipes.values()}) > 1:

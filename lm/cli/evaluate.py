@@ -7,6 +7,7 @@ each document without the documents before it; the default is as in training. Th
 error, the same numbers as JSON to standard output.
 """
 
+import glob
 import json
 import logging
 import math
@@ -23,6 +24,7 @@ from lm.cli.arguments import (
     for_hydra,
     is_folder,
     is_text,
+    key_of,
     kinds_of,
     parse,
     split_words,
@@ -76,9 +78,16 @@ def run(args: list[str]) -> int:
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
-    """Return the configuration. A bare folder is the run, a bare file is the text. Raises UserError."""
+    """Return the configuration. A bare folder is a run, or a text beside a run; a bare file is the text.
+
+    Raises UserError.
+    """
     words, settings = split_words(args, EvaluateConfig)
-    runs = [word for word in words if is_folder(word)]
+    folders = [word for word in words if is_folder(word)]
+    is_named = any(key_of(word) == "run_dir" for word in settings)
+    marks = ("config.yaml", "config.json", "model")
+    runs = [word for word in folders if glob.has_magic(word) or any(Path(word, mark).exists() for mark in marks)]
+    runs = runs or folders[: not is_named]  # of the first it is said that it holds no model
     texts = [word for word in words if word not in runs]
     for word in texts:
         if not is_text(word):

@@ -52,7 +52,7 @@ def kind_of(path: str) -> str:
 def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """Return the files of a file name, folder or glob by their names, sorted.
 
-    A name is relative to the folder. Hidden files and folders, runs in the folder, and folders that are links are
+    A name is relative to the folder. Hidden files and folders, `__pycache__`, runs, and folders that are links are
     left out: a link to a folder above would never end. With `endings`, a folder or glob gives only
     files that end so, compressed or not. Raises UserError, and OSError for a closed folder.
     """
@@ -72,8 +72,13 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
 
 def _walk(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root, onerror=raise_error):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".") and not is_run(Path(folder, name))]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        subfolders[:] = [name for name in subfolders if not _is_hidden(name) and not is_run(Path(folder, name))]
+        yield from (Path(folder, name) for name in names if not _is_hidden(name))
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file or folder is of no interest to a reader: hidden, or Python's cache of compiled code."""
+    return name.startswith(".") or name == "__pycache__"
 
 
 def raise_error(error: OSError) -> NoReturn:
@@ -92,7 +97,7 @@ def matches(pattern: str) -> list[Path]:
         below += "/*"
     with suppress(ValueError, NotImplementedError):  # a ** beside other letters, or an absolute pattern
         paths = sorted(root.glob(below))
-        return [path for path in paths if not any(part[0] == "." for part in path.relative_to(root).parts)]
+        return [path for path in paths if not any(map(_is_hidden, path.relative_to(root).parts))]
     return []
 
 

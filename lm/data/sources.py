@@ -41,6 +41,11 @@ SOURCES = {  # data.source -> class of (config, place, files); TextFiles reads p
 }
 # Files and folders of the standard library that are left out: tests, code tables, and what was installed.
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
+OTHER_KINDS = {  # first bytes of a file that is no text
+    b"PAR1": "a Parquet file; use data=parquet data.column=NAME",
+    b"%PDF": "a PDF; pdftotext FILE makes a text of it",
+    b"PK\x03\x04": "a zip archive, as .docx and .epub are; expected the text in it",
+}
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
@@ -209,8 +214,8 @@ def _not_utf8(file: Path, at: int, reason: str | None = None) -> UserError:
     """Return the error about a byte that is not UTF-8 for a `reason`, or without a `reason` about a byte of zero."""
     with open_file(file) as content:
         start = content.read(4)
-    if start == b"PAR1":
-        return UserError(f"{file}: is a Parquet file; use data=parquet data.column=NAME")
+    if start in OTHER_KINDS:
+        return UserError(f"{file}: is {OTHER_KINDS[start]}")
     encoding, other = "latin1", " (windows-1252 is another common encoding)"
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encoding, other = "utf-16", ""

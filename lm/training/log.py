@@ -189,6 +189,8 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
     log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", readings, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
+    if (n_steps := run.optim.warmup_steps) >= run.steps:
+        log.warning("optim.warmup_steps=%d: the run ends before its learning rate reaches its peak", n_steps)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
         log.warning("data: the training text has only %s tokens; so short a text is memorised", f"{n_tokens:,}")
     if (n_scored := len(data.val) - 1) < FEW_SCORED:

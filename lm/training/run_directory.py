@@ -215,8 +215,12 @@ class RunDirectory:
             is_same = saved["code"] == code_of_run(run)
         if not is_same:
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
-        if run.prompts and run.prompts != saved.get("prompts"):
-            log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
+        loggers = {name for name, options in asdict(run.logger).items() if options is not None}
+        asked = {"prompts": run.prompts, "diagnostics": run.diagnostics.every, "logger": loggers}
+        too_late = [key for key, value in asked.items() if value and asdict(run)[key] != saved.get(key)]
+        if too_late:
+            what = ", ".join(too_late)
+            log.warning("%s: has no effect on a finished run; another run_dir=DIR trains anew", what)
         return result
 
 
