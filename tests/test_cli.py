@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 
 import pytest
-from conftest import ROOT, TEXT
+from conftest import ROOT, TEXT, WHOLE_RESULT
 
 from lm import __version__
 from lm.cli import COMMANDS, command_line, train
@@ -208,6 +208,19 @@ def test_a_failed_job_is_reported_and_the_others_go_on(command, monkeypatch):
         assert line.endswith(f"(job: seed={seed} head=untied)")
 
 
+def test_jobs_that_end_in_one_directory_are_one_row(command, monkeypatch, tmp_path):
+    """The number of threads is not in the name of a run; a column of threads would show one run twice."""
+
+    def train(run):
+        return tmp_path / str(run.seed), WHOLE_RESULT | {"seed": run.seed}
+
+    monkeypatch.setattr("lm.training.train.train", train)
+    code, out, error = command("train", "-m", "threads=1,2", "seed=0,1", "head=untied")
+    assert (code, error.count("and no other run")) == (0, 2), error
+    *_, head, row = out.strip().splitlines()
+    assert (head.split()[0], row.split()[0]) == ("seeds", "2")
+
+
 # --- where exceptions end
 
 
@@ -348,6 +361,10 @@ def test_help_has_each_setting_and_group(name, command):
     assert leaves <= {*re.findall(r"^  ([\w.]+)=", out, re.MULTILINE)}
     for group in CHOSEN_FROM.get(name, ()):
         assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= {*re.findall(r"\w+", out)}
+
+
+def test_the_help_of_train_names_the_help_of_all_settings(command):
+    assert "--help all" in command("train", "--help")[1]
 
 
 @pytest.mark.parametrize(
