@@ -182,13 +182,3 @@ def test_an_address_is_downloaded_into_the_cache_that_is_typed(folder):
     (folder / "pool.txt").write_text(TEXT * 4)
     recipe_for(["data=text", f"data.path=file://{folder}/pool.txt", f"data.cache_dir={folder}/pool"])
     assert len([*(folder / "pool/downloads").iterdir()]) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "rates"), [([], (0.102, 0.012)), (["head=untied"], (0.102, 0.012)), (["head=tied"], (0.0255, 0))]
-)
-def test_a_recipe_has_the_learning_rates_of_both_heads(words, rates):
-    """The products with optim.adam_lr are the rates of the study of tying; chars_10k has them of its parents."""
-    run = compose("train", ["experiment=chars_10k", *MY_TEXT, *words], RunConfig)
-    multipliers = (run.head.embedding_lr_multiplier, run.head.head_lr_multiplier or 0)
-    assert tuple(run.optim.adam_lr * multiplier for multiplier in multipliers) == pytest.approx(rates)
