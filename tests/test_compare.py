@@ -45,18 +45,10 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
 
 
-@pytest.mark.parametrize(
-    "content", ["question: Is it a: b?", "arms: [", "a: 1\na: 2", "\t", "question: ${x}", "b: *c", "a: 1\n---\nb: 2"]
-)
-def test_a_mistake_of_yaml_is_one_line_that_names_the_file(content, tmp_path):
-    path = tmp_path / "asked.yaml"
-    path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        read_question(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
+def test_a_question_does_not_replace_a_file_that_was_edited(tmp_path):
+    (tmp_path / "asked.yaml").write_text("arms: [")
     question = replace(asked_by("head=tied,untied").ablation, name="asked")
-    assert write_question(question, [], tmp_path).name.startswith("asked-"), "what was edited stays"
+    assert write_question(question, [], tmp_path).name.startswith("asked-")
 
 
 def test_a_question_may_have_any_name_that_a_folder_has():
@@ -148,6 +140,9 @@ def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_
     path = tmp_path / "mine.yaml"
     path.write_text(QUESTION)
     asked = read_question(path)
+    path.write_text("- a")
+    with pytest.raises(UserError, match=r"mine\.yaml: expected keys"):
+        read_question(path)
     assert (asked["arms"], asked["seeds"]) == ({"without": [], "dropout": ["model.dropout=0.1"]}, [0, 1, 2, 3])
     assert (asked["overrides"], asked["equivalence_margin"]) == (["trainer.max_steps=4"], 0.1)
 
