@@ -296,6 +296,12 @@ def test_the_first_loss_is_the_loaded_models(home, tmp_path):
     assert first == pytest.approx(loss_of_first_batch(home, run), abs=1e-5)
 
 
+def test_a_chain_from_weights_without_a_record_has_unknown_steps(home, tmp_path):
+    shutil.copytree(home / "tied/model", tmp_path / "weights")
+    run_dir, scores = train(at_home(home, f"init_from={tmp_path / 'weights'}", f"run_dir={tmp_path / 'first'}"))
+    assert scores["init_from"]["steps"] is read_base(str(run_dir)).steps is None
+
+
 @torch.no_grad()
 def loss_of_first_batch(home, run):
     """By a seed that is not the loaded run's, whose order of batches is not repeated."""
