@@ -61,17 +61,6 @@ def test_a_confirmation_is_of_as_many_seeds_as_fresh_parts_of_the_text_allow(cha
     assert (again["seeds"], again["first_fold"], again["looks"]) == expected
 
 
-def test_a_confirmation_finds_the_text_from_any_folder(asked, tmp_path, monkeypatch):
-    folder, path = asked(), f"{tmp_path.name}/a.txt"
-    (folder / "a.txt").touch()
-    record = read_record(folder)
-    record.overrides = [f"data.path={path}", "optim.lr=0.1"]
-    write_record(record, folder)
-    for place, found in ((folder.parent, path), (folder, f"'{folder}/a.txt'")):
-        monkeypatch.chdir(place)
-        assert confirmation(folder)["overrides"] == [f"data.path={found}", "optim.lr=0.1"]
-
-
 def test_a_base_for_each_seed_stays_so_and_the_first_answer_is_not_overwritten(asked, command):
     folder = asked()
     record = read_record(folder)
