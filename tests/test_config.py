@@ -299,7 +299,6 @@ PATHS = [  # settings, and those of them that are paths
     (DataConfig(source="text", path="x"), "path val_path"),
     (TokenizerConfig(kind="file", vocab_size=None, path="x"), "path"),
     (WandbConfig(), "dir"),
-    (TensorBoardConfig(), "dir"),
     (COMMANDS["generate"], "run_dir prompt_file"),
     (COMMANDS["evaluate"], "run_dir texts"),
     (COMMANDS["export"], "run_dir output_dir"),
