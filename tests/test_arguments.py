@@ -182,3 +182,9 @@ def test_an_address_is_downloaded_into_the_cache_that_is_typed(folder):
     (folder / "pool.txt").write_text(TEXT * 4)
     recipe_for(["data=text", f"data.path=file://{folder}/pool.txt", f"data.cache_dir={folder}/pool"])
     assert len([*(folder / "pool/downloads").iterdir()]) == 1
+
+
+def test_a_recipe_has_the_learning_rate_of_a_tied_head():
+    """The product is the rate of the study of tying. The rates of an untied head: tests/test_published.py."""
+    run = compose("train", ["experiment=chars_10k", *MY_TEXT, "head=tied"], RunConfig)
+    assert run.optim.adam_lr * run.head.embedding_lr_multiplier == pytest.approx(0.0255)
