@@ -178,6 +178,17 @@ def test_whatever_the_user_adds_no_second_job_of_a_name_starts():
     assert parameters["additional_parameters"] == {"dependency": dependency, "reservation": "lab"}
 
 
+@pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")
+def test_a_slurm_without_accounting_is_refused(tmp_path, monkeypatch):
+    """There submitit would wait for a cancelled job for ever."""
+    for name, lines in {"srun": "", "sacct": "echo Slurm accounting storage is disabled >&2; exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UserError, match="sacct says Slurm accounting storage is disabled; expected"):
+        ENGINES["slurm"](AblateConfig(ablation=question(), executor="slurm"), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")
 def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path):
