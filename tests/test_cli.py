@@ -275,10 +275,10 @@ def test_what_steers_a_terminal_is_escaped_and_spaces_and_joiners_of_a_language_
 
 
 def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tmp_path):
-    def commands(*prompts, run_dir=tmp_path, path="my.txt", **config):
+    def commands(*prompts, path="my.txt", **config):
         result = {"samples": [{"prompt": prompt} for prompt in prompts]}
         data = {"source": "text", "path": path}
-        lines = train.next_commands(run_dir, result, {"data": data, "init_from": None} | config)
+        lines = train.next_commands(tmp_path / "lr=0.1", result, {"data": data, "init_from": None} | config)
         return [shlex.split(line) for line in lines]
 
     for prompts, pasted in (
@@ -286,12 +286,10 @@ def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tm
         (["a\x1bb", "c d"], "c d"),
         (["a\x1bb"], "Once upon a time"),
     ):
-        assert commands(*prompts)[0][-2] == pasted
-    for words in commands(model={"ffn": "mine.ReGLU", "norm": "rmsnorm"})[:2]:
-        assert words[-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
+        assert commands(*prompts)[0][-3:-1] == [f"run_dir={tmp_path}/lr=0.1", pasted]
+    assert commands(model={"ffn": "mine.ReGLU"})[1][-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
     for path, is_shown in {"my.txt": True, "gone.txt": False, "https://me:pw@h/a.txt?sig=x": False}.items():
         assert any(path in words for words in commands(path=path)) == is_shown
-    assert f"run_dir={tmp_path}/lr=0.1" in commands(run_dir=tmp_path / "lr=0.1")[0]
 
 
 def test_what_output_cannot_write_is_escaped(command, monkeypatch):
