@@ -316,6 +316,7 @@ def test_a_sentence_has_the_values_the_amount_its_certainty_and_what_was_not_don
 
 FOUR = LADDERS[LADDERS["factor"] < 1.9]
 TWO = {"arms_of": "ab"}
+NEARLY = {"a": [1.0] * 5, "b": [1.1, 1.3, 1.05, 1.4, 1.15], "c": [1.1, 0.9, 1.2, 0.8, 1.05]}  # p of b: 0.03, of two
 WORDS = [
     (runs(LOSSES), TWO | {"folds": True}, ["8 seeds and validation texts"]),
     (runs(LOSSES), TWO | {"looks": [4, 8]}, ["97.5 % CI"]),
@@ -325,6 +326,7 @@ WORDS = [
     (runs({"a": [1.0] * 4, "b": [2.0] * 4}), TWO, ["no test is possible"]),
     (ends(a="dddddddf", b="dddddddn"), TWO, ["b diverged at 1 of 8 seeds; a failed at seed 7", "others may favour it"]),
     (ends(a="nnnn", b="nnnn"), TWO, ["no run of b and a trained"]),
+    (runs(NEARLY), {"seeds": [*range(5)]}, ["not after correction for the number of comparisons"]),
     (ends(a="ddd", b="nnd"), TWO | {"looks": [3, 8]}, ["b diverged at 2 of 3 seeds"]),  # a look has decided
     (diverging(LADDERS["seed"] >= 0), TUNED, ["all five values of b"]),
     (diverging(LADDERS["factor"] > 1.9), TUNED, ["; 1 of the five values of b diverged"]),
