@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, foreign_classes
 from lm.config import HEADS as KINDS
-from lm.model import Transformer, size
+from lm.model import size
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
@@ -33,7 +31,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share the cache of th
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What is imported stays: a garbage collector that looks through it takes a sixth of the time of the tests."""
     gc.collect()
     gc.freeze()
@@ -74,7 +72,7 @@ TINY_RUN = [
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200))
 
 
-WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
+WHOLE_RESULT = {  # the keys of a result.json
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second"), 1.0),
     **dict.fromkeys(("n_params", "n_params_trained", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
     **dict.fromkeys(("head", "config_hash", "data_hash", "tokenizer_hash"), "x"),
@@ -92,11 +90,11 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _models_are_counted_once() -> Iterator[None]:
+def _models_are_counted_once():
     """FLOPs are a pure function of the configuration, but for classes of a test's own. Counting takes a while."""
-    counted: dict[str, int] = {}
+    counted = {}
 
-    def count(net: Transformer, device: str) -> int:
+    def count(net, device):
         model = repr((net.config, net.head_config, net.vocab_size, net.seq_len, device))
         if model not in counted or foreign_classes(net.config):
             counted[model] = count_flops(net, device)
@@ -108,7 +106,7 @@ def _models_are_counted_once() -> Iterator[None]:
         yield
 
 
-def some(cases: Iterable[Any], every: int) -> list[Any]:
+def some(cases, every):
     """Cases of a test: one of `every` in the fast tests, the others nightly. A tuple is several arguments."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.nightly] * (i % every > 0))
@@ -116,26 +114,26 @@ def some(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
-def tiny(**changes: Any) -> ModelConfig:
+def tiny(**changes):
     return replace(TINY, **changes)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread():
     import torch
 
     torch.set_num_threads(1)
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text(TEXT)
     return path
 
 
 @pytest.fixture(scope="session")
-def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_file(tmp_path_factory):
     """The same text for many tests, which leave it as it is."""
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT)
@@ -143,7 +141,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished_run(text_file: Path) -> Path:
+def finished_run(text_file):
     """A finished run on that text, which tests leave as it is."""
     from lm.training.train import train
     from tests.helpers.runs import composed
@@ -152,7 +150,7 @@ def finished_run(text_file: Path) -> Path:
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def as_nobody():
     """Permissions do not bind root, as which tests may run."""
     if os.geteuid() != 0:
         yield
@@ -165,7 +163,7 @@ def as_nobody() -> Iterator[None]:
 
 
 @contextmanager
-def small_disk() -> Iterator[None]:
+def small_disk():
     """No file can grow beyond 4 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -176,23 +174,18 @@ def small_disk() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder that everybody may enter."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
 
 
-Script = Callable[..., subprocess.CompletedProcess[str]]
-
-
 @pytest.fixture
-def script(tmp_path: Path) -> Script:
+def script(tmp_path):
     """Run scripts/NAME.py as a user would, in an empty directory."""
 
-    def run(
-        name: str, *words: str, env: dict[str, str] | None = None, **options: Any
-    ) -> subprocess.CompletedProcess[str]:
+    def run(name, *words, env=None, **options):
         return subprocess.run(
             [sys.executable, ROOT / "scripts" / f"{name}.py", *words],
             cwd=tmp_path,
@@ -206,15 +199,12 @@ def script(tmp_path: Path) -> Script:
     return run
 
 
-Outcome = tuple[int, str, str]
-
-
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+def command(monkeypatch, capsys):
     """Run scripts/NAME.py in this process: its exit code, standard output and standard error."""
     import lm.cli.main
 
-    def run(name: str | None, *args: str) -> Outcome:
+    def run(name, *args):
         monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py" if name else "lm-lab", *args])
         monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
         with pytest.raises(SystemExit) as left:
@@ -235,6 +225,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def lab(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+def lab(command):
     """Run lm-lab as `command` runs a script."""
     return partial(command, None)

@@ -8,7 +8,6 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -141,7 +140,7 @@ def test_transformers_4_gives_the_same_logits_and_texts(tmp_path):
 
 # --- in
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 300,  # more rows than tokens
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -156,7 +155,7 @@ LLAMA_3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "ori
 SCALED = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA_3}}
 GPT2_SIZES = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT2_SIZES |= {"bos_token_id": 0, "eos_token_id": 0}
-FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {  # what is published -> its configuration in transformers
+FOLDERS = {  # what is published -> its configuration in transformers
     "SmolLM2": ("LlamaConfig", SIZES | TIE | {"rms_norm_eps": 1e-5, "hidden_act": "swish"}),
     "Llama-3.2": ("LlamaConfig", SIZES | TIE | SCALED | {"head_dim": 16}),
     "Llama, untied, biases": ("LlamaConfig", SIZES | {"attention_bias": True, "mlp_bias": True}),
@@ -253,7 +252,7 @@ def test_shards_and_half_precision(tmp_path):
 
 
 ABSENT = {"weight_map": {"a": "absent.safetensors"}}
-REFUSED: list[tuple[str, str, dict[str, Any]]] = [  # what is named, a folder, and what its files say instead
+REFUSED = [  # what is named, a folder, and what its files say instead
     *(
         (named, folder, {"config.json": changes})
         for named, folder, changes in (

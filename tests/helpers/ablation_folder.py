@@ -3,17 +3,14 @@
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import yaml
 from conftest import WHOLE_RESULT
 
-from lm.config import REQUESTED, RunConfig, flat
+from lm.config import REQUESTED, flat
 from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, write_record
 from lm.lab.ablation.question import Question
 from lm.lab.ablation.report import write_report
@@ -23,23 +20,23 @@ from lm.system.code import code_identity
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
-SIZES: dict[str, Any] = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "steps": 1000, "tokens_per_step": 1024}
+SIZES = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "steps": 1000, "tokens_per_step": 1024}
 SIZES |= {"seconds_per_step": 0.09, "vocab_size": 2048, "scored_tokens": [89_999]}
 WHOLE = 89_999  # tokens of the validation text that are scored
 CRACK = "RuntimeError: a | <b>crack</b>"
 BROKEN = {("tied_naive", 2): "diverged", ("tied_naive", 1): "failed", ("untied_matched", 2): "running"}
 
 
-def write(path: Path, content: Any) -> None:
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def lines(*rows: Any) -> str:
+def lines(*rows):
     return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
-def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = None, **hashes: str) -> None:
+def write_run_dir(path, run, result=None, **hashes):
     """A run that is no ablation's, with a curve of three points, and a result if it is finished."""
     hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x") | hashes
     run = replace(run, trainer=replace(run.trainer, max_steps=40))
@@ -52,11 +49,11 @@ def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = No
         write(path / "result.json", WHOLE_RESULT | result)
 
 
-def write_result(path: Path, **changes: Any) -> None:
+def write_result(path, **changes):
     write(path / "result.json", WHOLE_RESULT | changes)
 
 
-def write_reported(path: Path, run: Run, broken: bool) -> None:
+def write_reported(path, run, broken):
     """A run that is done, with a curve of ten points, or what became of it."""
     chance = random.Random(f"{run.arm} {run.seed}")
     loss = ARMS[run.arm] + 0.01 * run.seed + chance.gauss(0, 0.002) + 0.1 * math.log2(run.factor) ** 2
@@ -77,8 +74,8 @@ def write_reported(path: Path, run: Run, broken: bool) -> None:
     write(path / "metrics.csv", lines(METRICS, *metrics))
 
 
-def question(**changes: Any) -> Question:
-    settings: dict[str, Any] = {
+def question(**changes):
+    settings = {
         "name": "test",
         "question": "?",
         "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
@@ -92,15 +89,15 @@ def question(**changes: Any) -> Question:
 
 
 def make(
-    path: Path,
-    done: Callable[[str, int], bool] = lambda arm, seed: True,
-    seeds: Sequence[int] = (0, 1, 2),
-    tuned: bool = False,
-    broken: bool = False,
-    report: bool = True,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    **changes: Any,
-) -> Path:
+    path,
+    done=lambda arm, seed: True,
+    seeds=(0, 1, 2),
+    tuned=False,
+    broken=False,
+    report=True,
+    settings=MappingProxyType({}),
+    **changes,
+):
     """An ablation's folder: four arms of equal tokens; if tuned, the best value of each is its configuration's."""
     overrides = {arm: [f"head={arm.partition('_')[0]}"] for arm in ARMS}
     overrides["untied_matched"].append("model.n_layers=3")
@@ -148,10 +145,10 @@ def make(
     return path
 
 
-def numbers(path: Path) -> dict[str, Any]:
+def numbers(path):
     """report.json, which must be JSON in the strict sense."""
 
-    def refuse(word: str) -> None:
+    def refuse(word):
         raise AssertionError(word)
 
     return dict(json.loads((path / "report.json").read_text(), parse_constant=refuse))
@@ -160,19 +157,19 @@ def numbers(path: Path) -> dict[str, Any]:
 class Page(HTMLParser):
     """A page as its reader sees it: words without those of the figures, tables, headings; and its tags."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.meta: dict[str, str] = {}
-        self.headings: list[str] = []
-        self.tables: list[list[list[str]]] = []
-        self._words: list[str] = []
-        self._open: list[str] = []
+        self.tags = []
+        self.addresses = []
+        self.meta = {}
+        self.headings = []
+        self.tables = []
+        self._words = []
+        self._open = []
         self.feed((path / "report.html" if path.is_dir() else path).read_text())
         self.text = " ".join("".join(self._words).split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self._open += [] if tag in ("meta", "path", "use", "rect") else [tag]
         self.addresses += [str(value) for key, value in attrs if key in ("src", "href", "xlink:href")]
@@ -187,11 +184,11 @@ class Page(HTMLParser):
         elif tag in ("h1", "h2", "h3"):
             self.headings.append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         while self._open and self._open.pop() != tag:
             pass
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if {"svg", "style", "title"} & {*self._open}:
             return
         self._words.append(data)

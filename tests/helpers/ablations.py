@@ -1,22 +1,18 @@
 """Small ablations: planned, carried out by real processes, or by an executor that writes results at once."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pytest
+from typing import ClassVar
 
 from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, with_folds
 from lm.lab.ablation.execute import Ending, Engine
 from lm.lab.ablation.folder import REPORTED
-from lm.lab.ablation.plan import Plan, RunSpec, Step
+from lm.lab.ablation.plan import Plan, Step
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.results import Results
 from tests.helpers.ablation_folder import question, write_result
 from tests.helpers.runs import composed
 
@@ -39,61 +35,59 @@ class Lab:
     tables: list[str] = field(default_factory=list)  # what is said of a plan
 
     @property
-    def out(self) -> Path:
+    def out(self):
         return self.root / "out"
 
-    def overrides(self) -> list[str]:
+    def overrides(self):
         return [*SMALL, *self.common, f"data.path={self.text}", f"data.cache_dir={self.root / 'cache'}"]
 
-    def run(
-        self, *typed: str, folder: str = "out", plan_only: bool = False, report: bool = True, **changes: Any
-    ) -> Results:
+    def run(self, *typed, folder="out", plan_only=False, report=True, **changes):
         """What ablate.py does with a question that has these changes and with overrides that are typed."""
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
-        options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
+        options = {"output_dir": str(self.root / folder), "overrides": list(typed)}
         config = AblateConfig(ablation=ablation, plan_only=plan_only, report=report, workers=2, **options)
         runs = compose_arms(ablation, list(typed), lambda overrides: composed(*overrides))
         config.ablation = with_folds(ablation, runs)
 
-        def on_plan(plan: Plan, step: Step, results: Results) -> None:
+        def on_plan(plan, step, results):
             self.plans.append(plan)
             self.steps.append(step)
             self.tables.append(plan_table(plan, step, results))
 
         return ablate(config, runs, "the command", on_plan)
 
-    def plan(self, *typed: str, **changes: Any) -> Plan:
+    def plan(self, *typed, **changes):
         """The plan alone."""
         self.run(*typed, plan_only=True, **changes)
         return self.plans[-1]
 
-    def asked(self) -> list[RunSpec]:
+    def asked(self):
         """Return the reported runs that the last plan asks for, with all that is needed to make them."""
         specs = {spec.run_dir: spec for spec in self.plans[-1].specs.values()}
         return [specs[run.run_dir] for run in self.steps[-1].record.runs if run.purpose == REPORTED]
 
-    def results(self, folder: str = "out") -> dict[str, int]:
+    def results(self, folder="out"):
         """By name, when the results of the finished runs were written."""
         paths = (self.root / folder).glob("runs/*/result.json")
         return {path.parent.name: path.stat().st_mtime_ns for path in paths}
 
 
-def plan_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def plan_in_a_moment(monkeypatch):
     """A step of each arm is timed once."""
     monkeypatch.setattr(arms, "ROUNDS", 1)
 
 
-def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_nothing(monkeypatch):
     """A figure of a report is empty: to draw one takes most of the time of a report."""
     monkeypatch.setattr("lm.lab.report.figures.svg", lambda figure, name: "<svg></svg>")
 
 
-def statuses(results: Results) -> dict[tuple[str, int], str]:
+def statuses(results):
     return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
 
 
-def instant(loss: Callable[[RunSpec], float | str]) -> type[Engine]:
+def instant(loss):
     """An engine whose runs end at once with this loss, diverge (nan), or are "failed" or "killed".
 
     `made` has their names, in order.
@@ -103,12 +97,12 @@ def instant(loss: Callable[[RunSpec], float | str]) -> type[Engine]:
         name, seconds = "local", 0.0
         made: ClassVar[list[str]] = []
 
-        def __init__(self, config: AblateConfig, folder: Path) -> None: ...
+        def __init__(self, config, folder): ...
 
-        def default_workers(self, threads: int, needs_gpu: bool) -> int:
+        def default_workers(self, threads, needs_gpu):
             return 1
 
-        def submit(self, spec: RunSpec) -> Ending:
+        def submit(self, spec):
             self.made.append(spec.run_dir)
             value = loss(spec)
             if isinstance(value, str):
@@ -119,15 +113,15 @@ def instant(loss: Callable[[RunSpec], float | str]) -> type[Engine]:
             write_result(spec.files.run_dir, val_loss=value, seed=spec.run.seed, steps=spec.run.steps)
             return Ending("failed", "")
 
-        def ended(self, handle: Ending) -> Ending:
+        def ended(self, handle):
             return handle
 
-        def cancel(self, handle: Ending) -> None: ...
+        def cancel(self, handle): ...
 
     return Instant
 
 
-def workers_of(prefix: Path) -> list[int]:
+def workers_of(prefix):
     """The processes that make runs whose names begin so, if they hold the log of their run open."""
     logs = {str(path) for path in [*prefix.parent.glob(f"{prefix.name}*.log"), *prefix.glob("*/*.log")]}
     processes = []

@@ -1,10 +1,8 @@
 """A page of a real headless browser: Chromium or Chrome of this machine, or the one that Playwright has installed."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @contextmanager
-def browser_page(width: int = 1200, height: int = 800) -> Iterator[Any]:
+def browser_page(width=1200, height=800):
     """A page that fails the test at its end if a script on it raised an error. Skips the test without a browser."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, an extra of `dev`")
     with api.sync_playwright() as playwright:
@@ -21,7 +19,7 @@ def browser_page(width: int = 1200, height: int = 800) -> Iterator[Any]:
             pytest.skip("needs Chromium or Chrome; `playwright install chromium` gets one")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
-        errors: list[str] = []
+        errors = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
         browser.close()

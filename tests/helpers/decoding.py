@@ -1,6 +1,5 @@
 """Greedy decoding by its definition, and a model whose output shows any mistake of it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -15,7 +14,7 @@ _SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: 
 
 
 @cache
-def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transformer:
+def sensitive(vocab_size=VOCAB, seq_len=SEQ, **changes):
     """An untrained model whose next token depends on its whole context: large residual branches, peaked attention."""
     net = Transformer(tiny(residual_scale=1.5, **changes), _SENSITIVE, vocab_size=vocab_size, seq_len=seq_len).eval()
     for block in net.blocks:
@@ -23,13 +22,13 @@ def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transfo
     return net
 
 
-def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, *sampling, **options) -> list[list[int]]:
+def tokens(net, prompts, n, *sampling, **options):
     """n new tokens for each prompt."""
     return [list(row) for row in zip(*islice(decode(net, prompts, *sampling, **options), n), strict=True)]
 
 
 @torch.no_grad()
-def by_definition(net: Transformer, prompt: Sequence[int], n: int) -> list[int]:
+def by_definition(net, prompt, n):
     """Greedy decoding in its simplest form: the window, the whole model, the argmax of the last logits."""
     text = list(prompt)
     for _ in range(n):

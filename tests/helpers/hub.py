@@ -6,11 +6,10 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ Files = dict[str, bytes]  # path in the repository -> content
 PIECE = 1 << 16  # bytes of a file that are sent at a time
 
 
-def shard(texts: list[str], rows: int = 100, **columns: list[Any]) -> bytes:
+def shard(texts, rows=100, **columns):
     """A parquet file of one column of text, and further columns, in row groups of `rows` rows."""
     file = io.BytesIO()
     pa.parquet.write_table(pa.table({"text": texts, **columns}), file, row_group_size=rows, compression="none")
@@ -40,7 +39,7 @@ class Hub:
     address: str = ""
     encoding: str | None = None  # that a file is said to be sent in
 
-    def commit(self, repository: str, files: Files, branch: str = "main") -> str:
+    def commit(self, repository, files, branch="main"):
         """Add a commit that holds these files to a branch; return its hash."""
         content = [(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(files.items())]
         commit = hashlib.sha1(json.dumps([repository, content]).encode()).hexdigest()
@@ -53,10 +52,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
         self.hub.asked.append(f"{self.command} {url.path}")
@@ -93,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, status, body=b"", **headers):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -101,13 +100,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def refuse(self, status: int, code: str) -> None:
+    def refuse(self, status, code):
         self.answer(status, X_Error_Code=code, X_Error_Message=code)
 
-    def json(self, value: Any) -> None:
+    def json(self, value):
         self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
 
-    def file(self, path: str, content: bytes, commit: str) -> None:
+    def file(self, path, content, commit):
         first, last = 0, len(content) - 1
         if wanted := self.headers.get("Range"):
             low, _, high = wanted.removeprefix("bytes=").partition("-")
@@ -132,10 +131,10 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def entries(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
+def entries(files, folder, recursive):
     """What the Hub lists of a folder: files and, without their content, folders."""
     start = f"{folder}/" if folder else ""
-    listed: dict[str, dict[str, Any]] = {}
+    listed = {}
     for path, content in files.items():
         if path.startswith(start):
             parts = path.removeprefix(start).split("/")
@@ -148,7 +147,7 @@ def entries(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serve() -> Iterator[Hub]:
+def serve():
     hub = Hub()
     handler = type("HubHandler", (Handler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 
 class Brittle(torch.nn.Linear):
     """Fails in a worker process of an ablation."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if multiprocessing.parent_process() is not None:
             raise RuntimeError("a crack | in the glass")
         return super().forward(x)
@@ -24,21 +23,21 @@ class Disturbing(torch.nn.Linear):
 
     calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training and not x.is_meta:
             Disturbing.calls += 1
             if str(Disturbing.calls) == os.environ["DISTURBED_CALL"]:
                 self.disturb()
         return super().forward(x)
 
-    def disturb(self) -> None:
+    def disturb(self):
         raise NotImplementedError
 
 
 class Signalling(Disturbing):
     """Raises after a signal."""
 
-    def disturb(self) -> None:
+    def disturb(self):
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("a layer of mine")
 
@@ -46,13 +45,13 @@ class Signalling(Disturbing):
 class Exploding(Disturbing):
     """Has infinite weights from that step on."""
 
-    def disturb(self) -> None:
+    def disturb(self):
         self.weight.data.fill_(torch.inf)
 
 
 class Long(Disturbing):
     """Takes a minute for one step. $DISTURBED_FILE appears before it."""
 
-    def disturb(self) -> None:
+    def disturb(self):
         Path(os.environ["DISTURBED_FILE"]).touch()
         time.sleep(60)

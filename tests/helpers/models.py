@@ -1,21 +1,17 @@
 """Tiny models of every part, chosen so that each pair of choices occurs in one of them, and when two are the same."""
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import combinations, product
 from operator import or_
-from pathlib import Path
-from typing import Any
 
 import torch
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
 from safetensors.torch import load_file
-from torch import Tensor
 
-from lm.config import FFNS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig, ModelConfig
+from lm.config import FFNS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig
 from lm.model import Transformer
 
-AXES: dict[str, Sequence[Any]] = {
+AXES = {
     "kind": tuple(EVERY_HEAD),
     "ffn": FFNS,
     "position": POSITIONS,
@@ -27,14 +23,12 @@ AXES: dict[str, Sequence[Any]] = {
 }
 
 
-def pairwise(
-    axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]], never: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def pairwise(axes, apart, never):
     """Choices in which each pair of values of two axes occurs, but for the axes in `apart` and the values `never`."""
 
-    bits: dict[Any, int] = {}  # pair -> its number
+    bits = {}  # pair -> its number
 
-    def pairs(row: tuple[Any, ...]) -> int:
+    def pairs(row):
         """The pairs of a row, one bit for each."""
         chosen = combinations(zip(axes, row, strict=True), 2)
         wanted = [pair for pair in chosen if (pair[0][0], pair[1][0]) not in apart]
@@ -56,7 +50,7 @@ MODELS = pairwise(AXES, apart={("kind", "ffn")}, never={"norm": "none", "qk_norm
 LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
 GPT2 = {"norm": "layernorm", "position": "learned"}
 QWEN3 = LLAMA | {"qk_norm": True}
-EXPORTED: list[tuple[str, str, dict[str, Any], str]] = [  # architecture, head, settings, and formats that carry them
+EXPORTED = [  # architecture, head, settings, and formats that carry them
     # each architecture with every head and setting that it has, in pairs; transformers reads "gguf", not "llama.cpp"
     ("LlamaForCausalLM", "tied", LLAMA | {"n_kv_heads": 2, "vocab_rows": 310}, "transformers gguf page"),
     ("LlamaForCausalLM", "untied", LLAMA | {"rope_scaling": [8.0, 1.0, 4.0, 32.0]}, "transformers llama.cpp page"),
@@ -75,21 +69,19 @@ EXPORTED: list[tuple[str, str, dict[str, Any], str]] = [  # architecture, head, 
 ]
 
 
-def exported(*formats: str) -> list[tuple[str, str, dict[str, Any]]]:
+def exported(*formats):
     """The rows of EXPORTED that one of these formats carries."""
     return [(name, head, changes) for name, head, changes, carriers in EXPORTED if {*formats} & {*carriers.split()}]
 
 
-def build(
-    kind: str | HeadConfig = "untied", seq_len: int = SEQ, seed: int = 0, separator: int | None = None, **changes: Any
-) -> Any:
+def build(kind="untied", seq_len=SEQ, seed=0, separator=None, **changes):
     """A tiny model: `kind` is a key of EVERY_HEAD or a head of its own, `changes` are those of its ModelConfig."""
     head = kind if isinstance(kind, HeadConfig) else EVERY_HEAD[kind]
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "seq_len": seq_len, "document_separator": separator}
+    sizes = {"vocab_size": VOCAB, "seq_len": seq_len, "document_separator": separator}
     return Transformer(tiny(**changes), head, seed=seed, **sizes)
 
 
-def noisy(config: ModelConfig, head: str | HeadConfig, vocab_size: int = VOCAB, seq_len: int = SEQ) -> Transformer:
+def noisy(config, head, vocab_size=VOCAB, seq_len=SEQ):
     """A model in which nothing is zero, one or a copy, which would hide a swapped norm, bias or matrix."""
     head = head if isinstance(head, HeadConfig) else EVERY_HEAD[head]
     net = Transformer(config, head, vocab_size=vocab_size, seq_len=seq_len).eval()
@@ -100,12 +92,12 @@ def noisy(config: ModelConfig, head: str | HeadConfig, vocab_size: int = VOCAB, 
 
 
 @torch.no_grad()
-def assert_same_model(net: Transformer, logits: Callable[[Tensor], Tensor], bound: float = 1e-5) -> None:
+def assert_same_model(net, logits, bound=1e-5):
     """The logits of another program are those of `net`, relative to the largest, and differ from a changed one's."""
     tokens = random_tokens(2, min(net.seq_len, 3 * SEQ))
     expected = logits(tokens)
 
-    def gap() -> float:
+    def gap():
         return float((net(tokens) - expected).abs().max() / expected.abs().max())
 
     assert gap() <= bound
@@ -116,21 +108,21 @@ def assert_same_model(net: Transformer, logits: Callable[[Tensor], Tensor], boun
     matrix.copy_(original)
 
 
-def name_of(model: dict[str, Any]) -> str:
+def name_of(model):
     return "-".join(map(str, model.values()))
 
 
-def random_tokens(*shape: int, seed: int = 0) -> Tensor:
+def random_tokens(*shape, seed=0):
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def gradients(net: torch.nn.Module) -> dict[str, Tensor]:
+def gradients(net):
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def weights(run_dir: Path) -> dict[str, Tensor]:
+def weights(run_dir):
     return load_file(run_dir / "model/model.safetensors")

@@ -4,13 +4,11 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,13 +42,13 @@ RUN = [
 compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 
 
-def change(run: RunConfig, **changes: Any) -> RunConfig:
+def change(run, **changes):
     """The run with other settings, those of its trainer included: change(run, seed=1, max_steps=3)."""
     trainer = {name: changes.pop(name) for name in TrainerConfig.__slots__ if name in changes}
     return replace(run, trainer=replace(run.trainer, **trainer), **changes)
 
 
-def small_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+def small_run(text, run_dir, **changes):
     """A run of 120 steps with dropout and accumulation, so that it uses everything that a resume must restore."""
     run = RunConfig(
         model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, dropout=0.1),
@@ -76,18 +74,18 @@ def small_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
     return change(run, **changes)
 
 
-def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+def short_run(text, run_dir, **changes):
     """Twenty logged steps without dropout."""
     settings = {"max_steps": 20, "accumulate_grad_batches": 1, "log_every_n_steps": 1}
     model = ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64)
     return small_run(text, run_dir, **{"model": model, **settings, **changes})
 
 
-def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+def overfitting_run(text, run_dir, **changes):
     """Twenty-four logged steps whose val/loss is lowest in the middle: the validation text is in reversed order."""
     backwards = text.parent / "backwards.txt"
     backwards.write_text(text.read_text()[:2000][::-1])
-    settings: dict[str, Any] = {"max_steps": 24, "log_every_n_steps": 1}
+    settings = {"max_steps": 24, "log_every_n_steps": 1}
     settings |= {"validation": ValidationConfig(every=2, batches=2), "checkpoint": CheckpointConfig(every=5, keep=3)}
     settings |= {"optim": OptimConfig(lr=0.02, warmup_steps=2, decay="constant")}
     run = small_run(text, run_dir, **{**settings, **changes})
@@ -97,7 +95,7 @@ def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 PLACES = ("data.path=", "data.cache_dir=", "run_dir=")  # in which alone many runs of tests differ
 
 
-def composed(*overrides: str) -> RunConfig:
+def composed(*overrides):
     """Return the configuration of train with these words, whose paths have no quotes of their own.
 
     With run_dir=RUN alone, return the configuration of the run there.
@@ -113,7 +111,7 @@ def composed(*overrides: str) -> RunConfig:
     return replace(deepcopy(run), data=replace(run.data, **data), **own)
 
 
-def _composed(*overrides: str) -> RunConfig:
+def _composed(*overrides):
     kinds = kinds_of(RunConfig)
     return compose("train", [for_hydra(word, kinds) for word in overrides], RunConfig)
 
@@ -124,38 +122,38 @@ _composed_once = cache(_composed)  # composing takes a quarter of a second
 # --- the files of a run
 
 
-def at_home(home: Path, *overrides: str) -> RunConfig:
+def at_home(home, *overrides):
     """A run of seconds on the text in a folder, where its tokens are kept."""
     return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
 
 
-def result(run_dir: Path) -> dict[str, Any]:
+def result(run_dir):
     return read_json(run_dir / "result.json")
 
 
-def rows(run_dir: Path, name: str = "metrics") -> list[dict[str, str]]:
+def rows(run_dir, name="metrics"):
     return read_csv(run_dir / f"{name}.csv")
 
 
-def column(run_dir: Path, name: str, file: str = "metrics") -> list[float]:
+def column(run_dir, name, file="metrics"):
     return [float(row[name]) for row in rows(run_dir, file) if row[name]]
 
 
-def losses(run_dir: Path) -> list[float]:
+def losses(run_dir):
     return column(run_dir, "train/loss")
 
 
-def checkpoints(run: RunConfig) -> list[int]:
+def checkpoints(run):
     """The steps of its checkpoints."""
     return sorted(int(path.stem.removeprefix("step-")) for path in Path(str(run.run_dir), "checkpoints").glob("step-*"))
 
 
-def files(folder: Path) -> dict[Path, bytes]:
+def files(folder):
     """The content of each file, but for hidden ones."""
     return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
 
 
-def outcome(run: RunConfig) -> dict[str, Any]:
+def outcome(run):
     """All that a run leaves, but for what depends on the time or on interruptions."""
     folder = Path(str(run.run_dir))
     logs = {path.name: path.read_text() for path in sorted([*folder.glob("*.csv"), *folder.glob("samples.jsonl")])}
@@ -166,11 +164,11 @@ def outcome(run: RunConfig) -> dict[str, Any]:
 # --- runs that do not end by themselves
 
 
-def signal_at(step: int, signum: int) -> None:
+def signal_at(step, signum):
     """Let this process get a signal after the rows of this step are written, before its checkpoint is."""
     arrived = Signals.arrived
 
-    def with_a_signal(self: Signals, fabric: Any, current: int) -> Any:
+    def with_a_signal(self, fabric, current):
         if current == step:
             os.kill(os.getpid(), signum)
         return arrived(self, fabric, current)
@@ -179,7 +177,7 @@ def signal_at(step: int, signum: int) -> None:
 
 
 @contextmanager
-def signalled(step: int, signum: int = signal.SIGTERM) -> Iterator[None]:
+def signalled(step, signum=signal.SIGTERM):
     """A run in this process gets a signal after a step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Signals, "arrived", Signals.arrived)  # which is put back
@@ -187,7 +185,7 @@ def signalled(step: int, signum: int = signal.SIGTERM) -> Iterator[None]:
         yield
 
 
-def stop(run: RunConfig, step: int) -> None:
+def stop(run, step):
     """Train a run in this process until SIGTERM stops it after a step."""
     with signalled(step), pytest.raises(Interrupted, match=rf"after step {step}\b"):
         train(run)
@@ -195,17 +193,16 @@ def stop(run: RunConfig, step: int) -> None:
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.training.train", "tests.helpers.runs"])  # which takes seconds, once
-Before = Callable[[], object]  # a function of a module, or a partial of one, that the process calls first
 
 
-def spawn(run: RunConfig, *before: Before) -> Any:
-    """Start to train a run in a process of its own."""
+def spawn(run, *before):
+    """Start to train a run in a process of its own, which first calls the functions `before`, each of a module."""
     process = PROCESSES.Process(target=_work, args=(run, before))
     process.start()
     return process
 
 
-def kill(run: RunConfig, step: int, *before: Before) -> None:
+def kill(run, step, *before):
     """Train a run in a process of its own until SIGKILL ends it after a step."""
     process = spawn(run, partial(signal_at, step, signal.SIGKILL), *before)
     process.join(120)
@@ -214,23 +211,23 @@ def kill(run: RunConfig, step: int, *before: Before) -> None:
     assert code == -signal.SIGKILL
 
 
-def _work(run: RunConfig, before: Sequence[Before]) -> None:
+def _work(run, before):
     unblock_signals()
     for function in before:
         function()
     train(run)
 
 
-def set_environment(**values: str) -> None:
+def set_environment(**values):
     os.environ.update(values)
 
 
-def unblock_signals() -> None:
+def unblock_signals():
     """An ablation that ran before in this process may have started the server, which blocks them in all it forks."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timeout"

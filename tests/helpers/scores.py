@@ -1,14 +1,13 @@
 """The scores of one run on one text, as the command evaluate computes them."""
 
 from pathlib import Path
-from typing import Any
 
-from lm.cli.evaluate import EvaluateConfig, score_text
+from lm.cli.evaluate import score_text
 from lm.folder import load_model
 from lm.system.device import set_threads
 
 
-def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
+def evaluate_run(config):
     """Score the run of `config` on its own validation text, or on the text of `config`."""
     set_threads(config.threads)
     net, tokenizer = load_model(str(config.run_dir), config.classes or ())

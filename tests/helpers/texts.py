@@ -1,13 +1,10 @@
 """Texts from sources of a test."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from lm.data.text import Part, Text, read
-from lm.data.tokens import TextData
+from lm.data.text import read
 
 
 @dataclass(slots=True)
@@ -19,22 +16,22 @@ class Listed:
     place: str = "data.path=listed"
     read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
 
-    def state(self) -> str:
+    def state(self):
         return repr(self.pairs)
 
-    def documents(self, max_bytes: int | None) -> Iterator[tuple[str, list[bytes]]]:
+    def documents(self, max_bytes):
         for name, text in self.pairs:
             raw = text.encode()
             self.read.append(len(raw))
             yield name, [raw[i : i + self.block] for i in range(0, len(raw), self.block)]
 
 
-def stored(folder: Path, pairs: list[tuple[str, str]]) -> Text:
+def stored(folder, pairs):
     """Documents, each a name and a text, as a text on disk."""
     return read(Listed(pairs), folder / "text")
 
 
-def texts(part: Part) -> list[str]:
+def texts(part):
     """The texts of the documents of a part."""
     contents, text = [], b""
     for block, last in part.blocks():
@@ -45,10 +42,10 @@ def texts(part: Part) -> list[str]:
     return contents
 
 
-def documents(data: TextData) -> tuple[list[str], list[str]]:
+def documents(data):
     """The documents of the training and the validation text."""
 
-    def decoded(ids: np.ndarray) -> list[str]:
+    def decoded(ids):
         starts = np.flatnonzero(ids == data.tokenizer.eot)
         return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(np.asarray(ids), starts)[1:]]
 

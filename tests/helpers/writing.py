@@ -4,20 +4,19 @@ import os
 import signal
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 
 from lm.system.files import atomic_file, read_json, write_json
 from scripts.faults.inject import Injection
 
 
-def write_and_die(folders: list[Path]) -> None:
+def write_and_die(folders):
     """Be killed while a file is written in each of two folders."""
     with atomic_file(folders[0] / "killed") as file, atomic_file(folders[1] / "killed"):
         file.write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_with_faults(folder: Path) -> None:
+def write_with_faults(folder):
     """Write a file over an old one, with a fault of each kind at each of the operations that this takes."""
     os.chdir(folder)
     for kind in ("kill", "torn", "ENOSPC"):
