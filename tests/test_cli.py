@@ -11,6 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 
 import pytest
+import yaml
 from conftest import ROOT, TEXT, WHOLE_RESULT
 
 from lm import __version__
@@ -345,8 +346,11 @@ def test_a_hint_starts_as_the_command_was_started(tmp_path, monkeypatch):
         assert command_line("look", "a") == by_path
 
 
-def test_the_version_is_told(command, lab):
+def test_the_version_is_the_same_in_the_changelog_and_the_citation(command, lab):
     assert lab("--version") == command("train", "--version") == (0, f"lm-lab {__version__}\n", "")
+    newest = re.search(r"^## \[(.+?)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert newest.groups() == (__version__, str(citation["date-released"])) == (citation["version"], newest[2])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

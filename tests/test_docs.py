@@ -17,6 +17,7 @@ from lm.cli.main import COMMANDS
 from lm.lab import results
 from scripts.pages.configuration import PAGE, page
 from scripts.pages.notebook import NOTEBOOKS, executed
+from tests.helpers.ablations import plan_in_a_moment
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,6 +49,15 @@ def read(command):
     if words[0] == "lm-lab":
         return words[1], words[2:]
     return (words[3], words[4:]) if words[1] == "-m" else (Path(words[1]).stem, words[2:])
+
+
+# --- the README
+
+
+def test_the_two_commands_are_what_ci_runs():
+    lines = [line for line in "".join(blocks(README, "bash")).splitlines() if line.startswith("python3 -m venv")]
+    listed = subprocess.run(["bash", ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines() == lines
 
 
 # --- commands
@@ -129,6 +139,17 @@ def test_the_notebook_example_runs(cwd):
     names = {}
     exec(code.replace("runs/...", "run"), names)
     assert names["logits"].shape == (*names["tokens"].shape, 257)
+
+
+@pytest.mark.slow
+def test_the_variant_of_the_readme_can_be_planned(command, cwd, monkeypatch):
+    plan_in_a_moment(monkeypatch)
+    (example,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    Path("mine.py").write_text(example)
+    monkeypatch.syspath_prepend(cwd)
+    code, out, error = command("ablate", "model.ffn=swiglu,mine.ReGLU", "corpus.txt", "plan_only=true", *QUICK[1:])
+    assert code == 0, error
+    assert "Which is better, ffn=swiglu or ffn=mine.ReGLU?" in out
 
 
 # --- pages
