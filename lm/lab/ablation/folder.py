@@ -79,13 +79,11 @@ class AblationRecord:
     seeds: list[int] = field(default_factory=list)  # that were ever asked: the place of a seed is its part of the text
     begun: str = ""
     ended: str | None = None
-    designs: list[dict[str, Any]] = field(default_factory=list)  # hash of the design, and the results when it was new
+    changed: list[int] = field(default_factory=list)  # after how many results the design changed, at each change
     command: str = ""
     machine: str = ""
     threads: int = 1
     workers: int = 1
-    python: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.overrides, self.command = without_secrets(self.overrides), without_secrets(self.command)
@@ -95,7 +93,7 @@ class AblationRecord:
 
     def changed_after(self) -> str:
         """Return after how many results the design changed, as `6 and 9`; empty if it did not change after any."""
-        return " and ".join(str(design["results"]) for design in self.designs if design["results"])
+        return " and ".join(map(str, self.changed))
 
     def common(self) -> list[str]:
         """Return the overrides of all arms. What was typed replaces what the question says."""
@@ -128,15 +126,15 @@ def settings_of_run(record: AblationRecord, name: str, arm: ArmRecord, seed: int
     return values
 
 
-def design_hash(question: Question, arms: Mapping[str, ArmRecord]) -> str:
-    """Return the hash of all that a person chooses and that decides a verdict: the question, settings and texts."""
+def design_of(question: Question, arms: Mapping[str, ArmRecord]) -> dict[str, Any]:
+    """Return all that a person chooses and that decides a verdict: the question, settings and texts."""
     design = asdict(question) | {"name": "", "question": "", "overrides": []}
     design["primary"] = sorted(question.primary_arms())
     hashes = ("data_hash", "tokenizer_hash")  # of the text, wherever it lies
     design["arms"] = {
         name: deciding_settings(arm.settings | {key: arm.identity[key] for key in hashes}) for name, arm in arms.items()
     }
-    return json_sha256(design)
+    return design
 
 
 def read_record(folder: Path) -> AblationRecord:

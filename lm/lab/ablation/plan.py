@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +33,7 @@ from lm.lab.ablation.folder import (
     Run,
     RunFiles,
     RunReader,
-    design_hash,
+    design_of,
     identifying,
     settings_of_run,
 )
@@ -44,7 +43,6 @@ from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
 
-PACKAGES = ("torch", "lightning-fabric", "scipy", "numpy", "tokenizers", "datasets")
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
 MAX_TRIES = 2  # of a run that fails or is killed, in one call
 
@@ -256,13 +254,11 @@ def make_plan(
         overrides=config.overrides,
         seeds=seeds,
         begun=before.begun if before else now(),
-        designs=_designs(question, arms, before, reader),
+        changed=_changes(question, arms, before, reader),
         command=command,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         threads=threads,
         workers=config.workers or default_workers(threads, any(needs_gpu(arm.identity) for arm in arms.values())),
-        python=platform.python_version(),
-        versions={package: version(package) for package in PACKAGES},
     )
     return Plan(question, arms, reader, record)
 
@@ -314,13 +310,13 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
         raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR{cure}")
 
 
-def _designs(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[dict[str, Any]]:
-    """Return the designs of all calls: the hash of each, and how many runs had ended when it was new."""
-    known, design = (before.designs if before else []), design_hash(question, arms)
-    if known and known[-1]["design"] == design:
-        return known
-    n = sum(reader.outcome(run.run_dir).status in ENDED for run in before.runs) if before else 0
-    return [*known, {"design": design, "results": n}]
+def _changes(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[int]:
+    """Return after how many results the design changed, at each call that changed the design."""
+    if before is None:
+        return []
+    n = sum(reader.outcome(run.run_dir).status in ENDED for run in before.runs)
+    is_same = design_of(before.question, before.arms) == design_of(question, arms)
+    return before.changed if is_same or not n else [*before.changed, n]
 
 
 def now() -> str:

@@ -35,7 +35,7 @@ ALT = {  # what is read aloud in place of a figure
 }
 FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
-RECORDED = ("designs", "command", "machine", "threads", "workers", "python", "versions")
+RECORDED = ("changed", "command", "machine", "threads", "workers")
 
 
 def write_report(results: Results) -> None:
