@@ -5,59 +5,57 @@ import shutil
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from conftest import TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.config import LoggerConfig, OptimConfig, RunConfig, WandbConfig
+from lm.config import LoggerConfig, OptimConfig, WandbConfig
 from lm.errors import Diverged, UserError
 from lm.lab.trackers import FINAL
 from lm.training.train import train
 from tests.helpers.runs import composed, files, kill, result, short_run
 
 
-def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
+def tiny(text, folder, *overrides):
     places = [f"data.path={text}", f"data.cache_dir={folder / 'cache'}", f"run_dir={folder / 'run'}"]
     return composed(*TINY_RUN, *places, *overrides)
 
 
-def values(fields: Any) -> dict[str, Any]:
+def values(fields):
     return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
 
 
 class Tracked:
     """A run of a stand-in for wandb, which writes what it is told to a file; its `config` is itself."""
 
-    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+    def __init__(self, path, options):
         self.config, self.path = self, path
         self.write("init", options)
 
-    def write(self, event: str, content: Any = None) -> None:
+    def write(self, event, content=None):
         with open(self.path, "a") as file:
             file.write(json.dumps([event, content], default=str) + "\n")
 
-    def update(self, params: dict[str, Any], **_: Any) -> None:
+    def update(self, params, **_):
         self.write("config", params)
 
-    def define_metric(self, name: str, **options: Any) -> None:
+    def define_metric(self, name, **options):
         self.write("metric", [name, options])
 
-    def log(self, metrics: dict[str, float]) -> None:
+    def log(self, metrics):
         self.write("log", metrics)
 
-    def finish(self, exit_code: int) -> None:
+    def finish(self, exit_code):
         self.write("finish", exit_code)
 
 
-def stand_in(folder: Path, refuses: bool = False) -> ModuleType:
+def stand_in(folder, refuses=False):
     """A module that tracks in this folder. `refuses`: nobody has logged in."""
 
-    def init(**options: Any) -> Tracked:
+    def init(**options):
         if refuses:
             raise RuntimeError("not logged in\nsee the manual")
         return Tracked(folder / "tracked", options)
@@ -67,12 +65,12 @@ def stand_in(folder: Path, refuses: bool = False) -> ModuleType:
     return module
 
 
-def use_stand_in(folder: Path) -> None:
+def use_stand_in(folder):
     """Let this process import it."""
     sys.modules["wandb"] = stand_in(folder)
 
 
-def tracked(folder: Path) -> list[tuple[str, Any]]:
+def tracked(folder):
     """What it was told: events, and their contents."""
     return [*map(json.loads, (folder / "tracked").read_text().splitlines())]
 

@@ -11,9 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TEXT, TINY_RUN
@@ -27,13 +25,12 @@ from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.server import LookServer
 from lm.lab.look.views import attention, attention_weights, continuations, scored_text
 from lm.lab.runs.find import MARKS, folders_with
-from lm.system.files import LOCK
 from lm.training.run_directory import RunDirectory
 from lm.training.train import train
 from tests.helpers.ablation_folder import make, write_run_dir
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import sensitive
-from tests.helpers.runs import composed, result, wait_for
+from tests.helpers.runs import composed, files, wait_for
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer([TEXT])
 PROMPT = "def f1(x"
@@ -72,46 +69,18 @@ def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads():
         assert (best["label"], best["token"], len(others)) == (row["label"], row["token"], 4)
         lead = math.log(best["share"] / others[0]["share"])
         assert lead == pytest.approx(row["lead"], abs=1e-3)  # the softmax is of these logits
-    json.dumps(rows)
 
 
 def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen():
-    """With all tokens of its own it is the same; with another one, both models read it, also as another text."""
-    byte, char = loaded("a"), loaded("c", CHAR)
-    rows = [*continuations([byte], PROMPT, 20, GREEDY)]
-    own = [row["token"] for row in rows]
-    assert [row["token"] for row in continuations([byte], PROMPT, 12, GREEDY, own[:8])] == own
-    forced = BYTE.encode(", y")
-    rows = [*continuations([char, byte], PROMPT, 6, GREEDY, forced, of=1)]
-    text = BYTE.decode(forced)
-    for i, model in enumerate((char, byte)):
+    """Both models read them, also as tokens of another tokenizer. A letter that a model lacks is left out and named."""
+    models, chosen = [loaded("c", CHAR), loaded("a")], ", y"
+    rows = [*continuations(models, PROMPT, 6, GREEDY, BYTE.encode(chosen), of=1)]
+    for i, model in enumerate(models):
         continued = "".join(row["text"] for row in rows if row["model"] == i)
-        assert continued == text + generate(model.net, model.tokenizer, PROMPT + text, 6)
-    for wrong in ([BYTE.vocab_size], [-1]):
-        with pytest.raises(UserError, match=r"^forced"):
-            next(continuations([byte], PROMPT, 6, GREEDY, wrong))
-
-
-def test_of_half_a_character_and_of_a_letter_another_model_reads_what_it_can():
-    """The other model takes whole characters alone. A letter that it lacks is left out and named, as by generate."""
-    byte, char = loaded("a"), loaded("c", CHAR)
-    half = [row for row in continuations([byte, char], "f", 3, GREEDY, BYTE.encode("ré")[:2]) if row["model"] == 1]
-    whole = [*continuations([char], "fr", 3, GREEDY)]
-    assert [row["text"] for row in half] == ["r", *(row["text"] for row in whole)]
-    note, *rows = continuations([char], "f~r", 3, GREEDY)
+        assert continued == chosen + generate(model.net, model.tokenizer, PROMPT + chosen, 6)
+    note, *rows = continuations(models[:1], "f~r", 3, GREEDY)
     assert "'~'" in note["note"]
-    assert [row["text"] for row in rows] == [row["text"] for row in whole]
-
-
-def test_the_bytes_of_passages_are_those_of_the_validation_text():
-    """A passage may end inside of a character."""
-    text = "日本語の文。" * 200
-    ids = np.array([BYTE.begin, *BYTE.encode(text)], np.uint16)
-    model = loaded("a")
-    model.text = SimpleNamespace(val=ids)
-    n = scored_text([model], "")["n_passages"]
-    assert n > 2
-    assert sum(scored_text([model], "", passage)["n_bytes"] for passage in range(n)) == len(text.encode())
+    assert [row["text"] for row in rows] == [row["text"] for row in continuations(models[:1], "fr", 3, GREEDY)]
 
 
 def test_candidates_have_the_shares_that_sampling_draws_from():
@@ -163,7 +132,6 @@ def test_the_losses_of_a_pasted_text_are_those_of_the_logits():
     assert [row["losses"][0] for row in answer["tokens"]] == pytest.approx(expected.tolist(), rel=1e-4)
     assert "".join(row["text"] for row in answer["tokens"]) == text
     assert answer["n_bytes"] == len(text.encode())
-    json.dumps(answer)
     with pytest.raises(UserError, match=r"^run=byte: expected a model with the tokenizer of char$"):
         scored_text([loaded("char", CHAR), loaded("byte")], TEXT[:80])
 
@@ -176,15 +144,10 @@ def test_a_run_is_described_whatever_became_of_it(folder, tmp_path):
     assert described_run("alone", folder / "tied/model")["status"] == "model"
     (tmp_path / "config.yaml").write_text("[[")
     assert described_run("torn", tmp_path)["status"] == "broken"
-    shutil.copytree(folder / "tied", tmp_path / "nan")
-    (tmp_path / "nan/result.json").write_text(json.dumps(result(folder / "tied") | {"val_loss": math.nan}))
-    (tmp_path / "nan/metrics.csv").write_text("step,tokens,val/loss\n1,9,2.5\n2,18,inf\n3,27,nan\n")
-    row = described_run("nan", tmp_path / "nan")
-    assert (row["val_loss"], row["curve"]) == (None, [[9.0, 2.5, None]])
-    (tmp_path / "nan/metrics.csv").write_bytes(b"\0\xff")
-    row = described_run("nan", tmp_path / "nan")
+    shutil.copytree(folder / "tied", tmp_path / "cut")
+    (tmp_path / "cut/metrics.csv").write_bytes(b"\0\xff")
+    row = described_run("cut", tmp_path / "cut")
     assert (row["status"], row["has_model"]) == ("broken", True), "and the others are listed"
-    assert "metrics.csv: not what lm wrote" in row["note"]
 
 
 def test_a_run_is_running_while_its_lock_is_held_and_its_newest_checkpoint_opens(folder, tmp_path):
@@ -321,17 +284,6 @@ def test_a_page_gets_its_answer_while_another_one_streams(server):
     assert ask(server, "GET", "/runs")[0] == 200
 
 
-def test_runs_that_appear_keep_the_colours_of_the_others(server, folder):
-    def colours():
-        return {row["name"]: row["color"] for row in json.loads(ask(server, "GET", "/runs")[1])["runs"]}
-
-    before = colours()
-    write_run_dir(folder / "added", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))  # first in the alphabet
-    after = colours()
-    assert len({*after.values()}) == len(after) == len(before) + 1
-    assert {name: after[name] for name in before} == before
-
-
 def test_a_port_that_is_taken_is_refused(server, folder, command):
     code, _, error = command("look", f"run_dir={folder}/tied", f"port={server.server_port}", "open=false", "threads=1")
     assert code == 2
@@ -366,7 +318,7 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path):
         record = json.loads((folder / "ablation.json").read_text())
         assert shown["question"] == record["question"]["question"]
         assert shown["left"] == "8 of 12 runs are done; 4 missing"
-        assert {answer["verdict"] for answer in shown["answers"]} <= {"better", "worse", "equivalent", "undecided"}
+        assert shown["answers"]
         before = files(folder)
         status, page, headers = ask(server, "GET", "/report")
         assert files(folder) == before, "a GET writes nothing"
@@ -376,11 +328,6 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path):
         status, _, headers = ask(server, "GET", f"/{address}")
         assert (status, headers["Location"]) == (302, "/#prompt&first=runs%2Ftied-seed0-1000")
         server.shutdown()
-
-
-def files(folder):
-    paths = [path for path in folder.rglob("*") if path.name != LOCK]
-    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
 
 
 # --- the page in a browser

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -31,14 +30,14 @@ needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 Loss = Callable[[Transformer, Tensor, Tensor], Tensor]
 
 
-def batch(n_sequences: int) -> Tensor:
+def batch(n_sequences):
     """Tokens and targets, some of which are ignored."""
     tokens, targets = random_tokens(2, n_sequences, SEQ)
     targets[0, :5] = -100
     return torch.stack((tokens, targets))
 
 
-def measured(net: Transformer, loss: Loss, data: Tensor, autocast: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+def measured(net, loss, data, autocast=False):
     """The loss and the gradients."""
     net.zero_grad()
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
@@ -102,9 +101,9 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number():
     )
     assert again.state_dict().keys() == net.state_dict().keys()
 
-    def step(net: Transformer) -> tuple[Tensor, dict[str, Tensor], int]:
+    def step(net):
         torch.manual_seed(1)
-        kept: list[Tensor] = []
+        kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
             value, grads = measured(net, plain, batch(3))
         return value, grads, sum(tensor.nbytes for tensor in kept if tensor.ndim > 2)
@@ -115,7 +114,7 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number():
     assert kept_again < 0.3 * kept
 
 
-def factors(total: int, **schedule: Any) -> list[float]:
+def factors(total, **schedule):
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
 
@@ -180,19 +179,19 @@ def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config):
 # --- Muon
 
 
-def matrices(rows: int, columns: int, conditioning: float) -> Tensor:
+def matrices(rows, columns, conditioning):
     """Three matrices whose smallest singular value is 1/conditioning of the largest."""
     torch.manual_seed(rows + columns)
     left, _, right = torch.linalg.svd(torch.randn(3, rows, columns), full_matrices=False)
     return left * torch.logspace(0, -torch.tensor(conditioning).log10().item(), rows) @ right
 
 
-def muon(*parameters: nn.Parameter, momentum: float = 0.9, weight_decay: float = 0.0) -> Muon:
+def muon(*parameters, momentum=0.9, weight_decay=0.0):
     group = {"params": [*parameters], "momentum": momentum, "ns_steps": 5, "weight_decay": weight_decay}
     return Muon([group], lr=0.1)
 
 
-def parameter(tensor: Tensor, grad: Tensor | None = None) -> nn.Parameter:
+def parameter(tensor, grad=None):
     weight = nn.Parameter(tensor.clone())
     weight.grad = None if grad is None else grad.clone()
     return weight
@@ -232,7 +231,7 @@ def test_the_update_orthogonalises_nesterov_momentum():
 
 def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit():
     weight, twin = (parameter(torch.ones(5, 3)) for _ in range(2))
-    options: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
+    options = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
     own = Muon([{"params": [weight], "weight_decay": 0.3}], **options)
     optimizers = own, torch.optim.AdamW([twin], weight_decay=0.3, fused=True, **options)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1 / (1 + step)) for each in optimizers]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 IMPATIENT = replace(KEEP_BEST, patience=3)
 
 
-def val_loss(folder: Path) -> float:
+def val_loss(folder):
     return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
 
 
@@ -128,7 +127,7 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file):
 @pytest.mark.nightly
 def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file, tmp_path):
     """They are counted once: a resume makes as many, bit for bit, though it may find the machine faster."""
-    settings: dict[str, Any] = {"max_minutes": 0.05, "diagnostics": DiagnosticsConfig(every=4)}
+    settings = {"max_minutes": 0.05, "diagnostics": DiagnosticsConfig(every=4)}
     run = overfitting_run(text_file, tmp_path / "minutes", **settings)
     stop(run, 8)
     with pytest.raises(UserError, match="compile is False there, True now"):

@@ -6,12 +6,11 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -50,7 +49,7 @@ from tests.helpers.runs import (
 EVERY_FIVE = CheckpointConfig(every=5, keep=3)
 MIDTRAINING = replace(HEADS["untied_midtraining"], head_lr_multiplier=0.5)
 ADAMW, BEST, COMPILED = "AdamW and smoothed targets", "Muon, bf16, the best average, patience", "compiled"
-VARIANTS: dict[str, dict[str, Any]] = {  # each has dropout and accumulation, and is untied before step 13
+VARIANTS = {  # each has dropout and accumulation, and is untied before step 13
     ADAMW: {"ngram_smoothing": 0.5, "diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.3},
     BEST: {
         "optim": replace(MUON, lr=0.05, adam_lr=0.03, warmup_steps=2, decay="constant", ema=0.5),
@@ -63,18 +62,18 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each has dropout and accumulation, an
 Runs = Callable[..., RunConfig]
 
 
-def small(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+def small(text, run_dir, **changes):
     """Twenty-four logged steps."""
     settings = {"head": MIDTRAINING, "max_steps": 24, "log_every_n_steps": 1, "checkpoint": EVERY_FIVE}
     return small_run(text, run_dir, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
-def whole(text_file, tmp_path_factory) -> Runs:
+def whole(text_file, tmp_path_factory):
     """The undisturbed run of a variant."""
-    runs: dict[str, RunConfig] = {}
+    runs = {}
 
-    def run_of(variant: str) -> RunConfig:
+    def run_of(variant):
         if variant not in runs:
             begun = overfitting_run if variant == BEST else small
             run = begun(text_file, tmp_path_factory.mktemp("whole") / "run", head=MIDTRAINING, **VARIANTS[variant])
@@ -86,11 +85,11 @@ def whole(text_file, tmp_path_factory) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def left(whole, tmp_path_factory) -> Runs:
+def left(whole, tmp_path_factory):
     """A copy of the run of a variant as SIGTERM left it after step 12 and then SIGKILL after step 21."""
-    folders: dict[str, Path] = {}
+    folders = {}
 
-    def copied(variant: str, folder: Path) -> RunConfig:
+    def copied(variant, folder):
         if variant not in folders:
             run = change(whole(variant), run_dir=str(tmp_path_factory.mktemp("left") / "run"))
             stop(run, 12)
@@ -124,15 +123,15 @@ def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole, left, tmp_path, v
     assert not list((tmp_path / "run").rglob(".partial*"))
 
 
-def other_weights(*args: Any) -> dict[str, torch.Tensor]:
+def other_weights(*args):
     return {name: tensor + 1e-6 for name, tensor in read_weights(*args).items()}
 
 
-def moments(checkpoint: dict[str, Any]) -> dict[int, Any]:
+def moments(checkpoint):
     return checkpoint["optimizer"]["state"]
 
 
-CONTROLS: list[tuple[str, Any]] = [  # how to break a resume: a change of the checkpoint, or a patch
+CONTROLS = [  # how to break a resume: a change of the checkpoint, or a patch
     (ADAMW, lambda checkpoint: [state["exp_avg"].zero_() for state in moments(checkpoint).values()]),
     (ADAMW, lambda checkpoint: checkpoint["optimizer"]["param_groups"][0].update(peak_lr=0.1)),
     (ADAMW, lambda checkpoint: checkpoint["net"]["norm.weight"].add_(1e-6)),
@@ -149,7 +148,7 @@ CONTROLS: list[tuple[str, Any]] = [  # how to break a resume: a change of the ch
 def test_the_comparison_sees_what_a_resume_forgets(whole, left, tmp_path, variant, broken, monkeypatch):
     run = left(variant, tmp_path / "run")
 
-    def changed(*args: Any) -> Any:
+    def changed(*args):
         checkpoint = newest_checkpoint(*args)
         broken(checkpoint)
         return checkpoint
@@ -202,7 +201,7 @@ def test_a_checkpoint_that_memory_does_not_hold_is_not_damaged(tmp_path, monkeyp
 # --- within a step
 
 
-def disturbed_run(text: Path, folder: Path, layer: str) -> tuple[RunConfig, dict[str, str]]:
+def disturbed_run(text, folder, layer):
     """A run whose linear class disturbs its fifth step, and the environment that says so."""
     run = small(text, folder / "run", checkpoint=CheckpointConfig(every=3), max_steps=12)
     n_layers, n_projections, micro_batches = 2, 6, 2
@@ -247,7 +246,7 @@ def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(shut
 
 
 @contextmanager
-def disk_of(n_bytes: int) -> Iterator[None]:
+def disk_of(n_bytes):
     """No file can grow beyond so many bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
@@ -270,11 +269,11 @@ def test_a_full_disk_loses_nothing(whole, left, tmp_path):
     assert outcome(run) == outcome(whole(ADAMW))
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def flip_a_bit_of_a_weight(path: Path) -> None:
+def flip_a_bit_of_a_weight(path):
     content = bytearray(path.read_bytes())
     weight = torch.load(path, weights_only=True)["net"]["embed.weight"].numpy().tobytes()
     content[content.index(weight) + 400] ^= 64
@@ -310,12 +309,12 @@ def test_each_checkpoint_has_its_best_weights(whole, left, tmp_path):
     assert not later.exists()
 
 
-def cut_all(folder: Path) -> None:
+def cut_all(folder):
     for path in folder.iterdir():
         cut(path)
 
 
-def add_one_of_another_run(folder: Path) -> None:
+def add_one_of_another_run(folder):
     content = torch.load(folder / "step-00000020.ckpt", weights_only=True)
     torch.save(content | {"config_hash": "another"}, folder / "step-00000021.ckpt")
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -79,7 +78,7 @@ def test_the_page_has_a_row_for_each_command():
 
 def test_no_text_in_a_report_steers_a_terminal():
     answer = {"sentence": "a\x1b[31m: b", "verdict": "better", "weakened": ["c\x1b[31m"]}
-    context: dict[str, Any] = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_running": False}
+    context = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_running": False}
     assert "\x1b" not in render("ablation.md.j2", question="b\x1b[31m", unit="", ci="", digits=3, **context)
     assert "\x1b" not in shorten("a\x1b[31m")
 
