@@ -2,7 +2,7 @@
 
     python docs/plain_loop.py my.txt
 
-On a CPU it makes the losses and weights of this command, bit for bit (tests/test_plain_loop.py):
+On a CPU it makes the losses and weights of this command, bit for bit (tests/test_train.py):
 
     python scripts/train.py my.txt experiment=none trainer=cpu trainer.precision=32-true threads=1 loss=plain
 

@@ -2,6 +2,10 @@
 
 import json
 import math
+import re
+import runpy
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,32 +16,39 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import HEADS, TEXT, UNTIED, WHOLE_RESULT
+from conftest import HEADS, ROOT, TEXT, UNTIED, WHOLE_RESULT
+from safetensors.torch import load_file
 
 from lm import generate, load_model
+from lm.cli.evaluate import EvaluateConfig
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, TokenizerConfig, ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import byte_tokenizer
-from lm.data.tokens import TextData, prepare
+from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.errors import Diverged, UserError
 from lm.lab.measures.samples import validation_prompts
 from lm.scoring import validate
+from lm.training.log import log_start
 from lm.training.loss import HAS_CHUNKED
+from lm.training.resolve import build_model
 from lm.training.train import train
+from tests.helpers.models import equal, weights
 from tests.helpers.runs import (
     MUON,
     change,
     checkpoints,
     column,
     compiles,
+    composed,
     losses,
+    overfitting_run,
     result,
     rows,
     short_run,
     signalled,
     stop,
 )
+from tests.helpers.scores import evaluate_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -72,25 +83,15 @@ def test_a_finished_run_is_read_and_never_touched(finished):
     """Whatever is asked for that decides no number."""
     run, folder, scores = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    same_length = change(run, max_tokens=scores["tokens"], max_steps=1)
-    left_open = change(run, accelerator="auto", precision="auto", loss="auto", threads=2)
-    again = replace(run, checkpoint=CheckpointConfig(every=1, resume=False), validation=ValidationConfig(every=3))
-    again = change(again, other_code=True, diagnostics=DiagnosticsConfig(every=2), log_every_n_steps=9)
-    for same in (run, left_open, same_length, again):
-        assert train(same) == (folder, scores)
+    again = {"checkpoint": CheckpointConfig(every=1, resume=False), "validation": ValidationConfig(every=3)}
+    again |= {"other_code": True, "diagnostics": DiagnosticsConfig(every=2), "log_every_n_steps": 9}
+    left_open = {"accelerator": "auto", "precision": "auto", "loss": "auto", "threads": 2}
+    for changes in ({}, left_open, {"max_tokens": scores["tokens"], "max_steps": 1}, again):
+        assert train(change(run, **changes)) == (folder, scores)
     for key, changes in (("trainer.precision", {"precision": "bf16-mixed"}), ("loss", {"loss": "chunked"})):
         with pytest.raises(UserError, match=rf"{key} is "):
             train(change(run, **changes))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-@pytest.mark.slow
-def test_prompts_that_a_run_was_never_given_are_not_shown(finished, command):
-    run_dir = f"run_dir={finished[1]}"
-    assert "Drawn at" in command("train", run_dir)[1]
-    for prompts, said in (("[mine]", True), ("[]", False)):
-        code, out, errors = command("train", run_dir, f"prompts={prompts}")
-        assert (code, "Drawn at" in out, "prompts: " in errors) == (0, False, said)
 
 
 def test_a_run_trains_in_a_thread(text_file, tmp_path):
@@ -115,32 +116,24 @@ def test_validations_and_samples(finished, tmp_path, capsys):
     assert last["train/loss"]
     assert [int(row["val/tokens"]) for row in before if row["val/loss"]] == [2 * 4 * 32] * 3
     lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["tokens"]) for line in lines] == [(step, step * 4 * 32) for step in (5, 10, 15)]
+    assert [line["step"] for line in lines] == [5, 10, 15]
     assert {sample["prompt"] for line in [*lines, scores] for sample in line["samples"]} == {"def f"}
 
 
 def test_default_samples_are_of_three_places_of_the_validation_text(finished):
+    """Each is a stretch of whole words. A text without words has no prompts."""
     run, folder, scores = finished
-    assert [sample["prompt"] for sample in scores["samples"]] == validation_prompts(prepare(run.data, run.tokenizer))
+    data = prepare(run.data, run.tokenizer)
+    text, prompts = data.tokenizer.decode(data.val.tolist()), [sample["prompt"] for sample in scores["samples"]]
+    assert len({*prompts}) == 3
+    assert all(prompt[0].isalpha() and re.search(rf"\b{re.escape(prompt)}\b", text) for prompt in prompts)
     net, tokenizer = load_model(folder)
     for seed, sample in enumerate(scores["samples"]):
         n = 48 if seed else 300  # bytes, of the first enough to read
         assert sample["continuation"] == generate(net, tokenizer, sample["prompt"], n)
         assert sample["drawn"] == generate(net, tokenizer, sample["prompt"], n, temperature=0.8, seed=seed)
     assert not (folder / "samples.jsonl").exists()
-
-
-@pytest.mark.parametrize(("line", "n_prompts"), [("# {i}\n\ndef f{i}(a, b):\n    return {i}\n", 3), ("#{i}#\n", 0)])
-def test_default_prompts_are_three_different_stretches_of_whole_words(line, n_prompts):
-    text, tokenizer = "".join(line.format(i=i) for i in range(200)), byte_tokenizer()
-    ids = np.array([tokenizer.eot, *tokenizer.encode(text)])
-    data = TextData(tokenizer=tokenizer, train=ids, val=ids, val_bytes=len(text.encode()), baselines={}, hash="")
-    prompts = validation_prompts(data)
-    assert len(set(prompts)) == n_prompts
-    for prompt in prompts:
-        assert prompt[0].isalpha()
-        assert 6 <= len(prompt) <= 60
-        assert not text[text.index(prompt) + len(prompt) :][:1].isalnum()
+    assert validation_prompts(replace(data, val=np.array(tokenizer.encode("#1#\n" * 200)))) == []
 
 
 # --- numbers
@@ -175,7 +168,6 @@ def test_one_batch_is_memorised_and_recited(text_file, tmp_path):
 
 
 EQUAL, NEAR, OTHER = (0.0, 0.0), (0.0, 1e-3), (1e-6, math.inf)  # the range of the largest difference of two losses
-SAME_LENGTH = {"max_tokens": 20 * 4 * 32 - 5, "max_steps": 999}  # a length in tokens sets steps and schedule
 needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 
 
@@ -183,7 +175,7 @@ needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        (SAME_LENGTH | {"gradient_clip_val": 0}, EQUAL),  # bit for bit; 0 is no limit
+        ({"max_tokens": 20 * 4 * 32 - 5, "max_steps": 999, "gradient_clip_val": 0}, EQUAL),  # 0 is no limit
         pytest.param({"loss": "chunked", "activation_checkpointing": True}, NEAR, marks=needs_chunks),
         pytest.param({"compile": True}, NEAR, marks=[pytest.mark.nightly, compiles]),
         ({"gradient_clip_val": 1.0}, OTHER),
@@ -197,7 +189,6 @@ def test_what_losses_depend_on(changes, difference, finished, tmp_path):
     assert difference[0] <= gap <= difference[1]
     assert again["steps"] == 20
     assert abs(again["val_loss"] - scores["val_loss"]) <= difference[1]
-    load_model(tmp_path / "run")
 
 
 @pytest.mark.parametrize("signal_after", [None, 9])
@@ -233,3 +224,155 @@ def test_the_final_score_is_that_of_the_saved_model_in_bf16_too(tmp_path):
     score = train(run)[1]["val_loss"]
     data = prepare(run.data, run.tokenizer)
     assert validate(load_model(tmp_path / "run")[0], run, data).loss == score
+
+
+# --- the twin of the loop in docs/
+
+PLAIN_LOOP = ROOT / "docs/plain_loop.py"
+WORDS = ["experiment=none", "data=text", "trainer=cpu", "trainer.precision=32-true", "threads=1", "loss=plain"]
+WORDS += ["trainer.max_steps=8", "trainer.log_every_n_steps=1", "validation.every=0", "prompts=[]"]
+
+
+@pytest.mark.slow
+def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file, tmp_path):
+    run = composed(*WORDS, f"data.path={text_file}", f"run_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300")
+    path, result = train(run)
+    data = prepare(run.data, run.tokenizer)
+    twin = runpy.run_path(str(PLAIN_LOOP))
+    net, of_steps = twin["train"](data, 8)
+    assert of_steps == losses(path)
+    expected = load_model(path)[0].state_dict()
+    assert net.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in net.state_dict().items())
+    val = torch.from_numpy(data.val.astype("int64"))
+    assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
+
+
+@pytest.mark.nightly
+def test_the_plain_loop_is_a_command_without_lightning_and_hydra():
+    script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/lab/ablation', '1']"
+    script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"
+    script += "; assert not {'lightning_fabric', 'hydra'} & sys.modules.keys()"
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (answer.returncode, "bits per byte" in answer.stdout) == (0, True), answer.stderr
+
+
+# --- the best model, and the average of the weights
+
+KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
+IMPATIENT = replace(KEEP_BEST, patience=3)
+
+
+def val_loss(folder):
+    return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
+
+
+@pytest.fixture(scope="module")
+def best(text_file, tmp_path_factory):
+    """A finished run that keeps its best model."""
+    run = overfitting_run(text_file, tmp_path_factory.mktemp("finished") / "run", checkpoint=KEEP_BEST)
+    train(run)
+    return run
+
+
+def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best):
+    folder = Path(str(best.run_dir))
+    scores, chosen = result(folder), result(folder)["best"]
+    estimates = {int(row["step"]): float(row["val/loss"]) for row in rows(folder)[:-1] if row["val/loss"]}
+    assert chosen["step"] == min(estimates, key=lambda step: estimates[step])
+    assert 2 < chosen["step"] < 22
+    assert val_loss(folder) == scores["val_loss"] == chosen["val_loss"] < chosen["last_val_loss"]
+    assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
+
+
+@pytest.mark.slow
+def test_nothing_but_the_model_differs_from_a_run_without(best, text_file, tmp_path):
+    folder = Path(str(best.run_dir))
+    _, scores = train(overfitting_run(text_file, tmp_path / "run"))
+    assert rows(tmp_path / "run") == rows(folder)
+    assert scores["best"] is None
+    assert scores["val_loss"] == result(folder)["best"]["last_val_loss"]
+    assert scores["config_hash"] != result(folder)["config_hash"], "it is another result, so another run"
+
+
+@pytest.mark.slow
+def test_a_run_that_a_signal_stops_leaves_its_best_model(best, text_file, tmp_path):
+    stop(overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST), 21)
+    assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
+
+
+@pytest.mark.slow
+def test_a_diverged_run_leaves_its_best_model(text_file, tmp_path, monkeypatch):
+    """Of one without `best`, nothing is left."""
+    layers, step = "tests.helpers.layers.Exploding", 9
+    monkeypatch.setenv("DISTURBED_CALL", str(2 * 6 * 2 * (step - 1) + 1))  # layers, projections, micro-batches
+    monkeypatch.setattr("tests.helpers.layers.Disturbing.calls", 0)
+    run = overfitting_run(text_file, tmp_path / "best", checkpoint=CheckpointConfig(every=1, best=True))
+    with pytest.raises(Diverged):
+        train(replace(run, model=replace(run.model, linear=layers)))
+    newest = max((tmp_path / "best/checkpoints").iterdir())
+    state = torch.load(newest, weights_only=True)
+    assert state["best_step"] > 0
+    assert equal(weights(tmp_path / "best"), load_file(newest.with_name(f"best-{state['best_step']:08d}.safetensors")))
+
+
+def test_a_run_ends_after_validations_without_a_lower_loss(best, text_file, tmp_path):
+    """Its resume: tests/test_resume.py."""
+    _, scores = train(overfitting_run(text_file, tmp_path / "run", checkpoint=IMPATIENT))
+    folder, whole = tmp_path / "run", Path(str(best.run_dir))
+    assert (scores["ended_by"], result(whole)["ended_by"]) == ("patience", "steps")
+    assert scores["steps"] == scores["best"]["step"] + 3 * 2 < result(whole)["steps"] == 24
+    assert scores["tokens"] == scores["steps"] * best.tokens_per_step
+    assert rows(folder)[:-1] == rows(whole)[: scores["steps"] - 1]
+    assert equal(weights(folder), weights(whole))
+
+
+def test_the_model_is_the_average_over_the_steps_of_the_same_training(text_file, tmp_path):
+    """Also across the step in which the head is untied: until then its average is that of the embedding."""
+    settings = {"max_steps": 12, "head": HEADS["untied_midtraining"], "checkpoint": CheckpointConfig(every=1, keep=100)}
+    optim = OptimConfig(lr=0.02, warmup_steps=2)
+    train(overfitting_run(text_file, tmp_path / "plain", optim=optim, **settings))
+    run = overfitting_run(text_file, tmp_path / "run", optim=replace(optim, ema=0.5), **settings)
+    folder, scores = train(run)
+    assert losses(folder) == losses(tmp_path / "plain")
+    steps = [torch.load(path, weights_only=True) for path in sorted((folder / "checkpoints").iterdir())]
+    average = build_model(run, 257).state_dict()
+    for i, step in enumerate(steps):
+        decay = min(0.5, (1 + i) / (10 + i))
+        average = {name: decay * tensor + (1 - decay) * step["net"][name] for name, tensor in average.items()}
+    saved = weights(folder)
+    for name, tensor in average.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(saved["head.proj.weight"], saved["embed.weight"])
+    assert not torch.allclose(saved["norm.weight"], steps[-1]["net"]["norm.weight"])
+    assert val_loss(folder) == scores["val_loss"]
+
+
+@pytest.mark.nightly
+def test_a_run_of_some_minutes_is_one_of_the_steps_that_take_so_long(text_file, tmp_path):
+    """They are counted once: a resume makes as many, bit for bit, though it may find the machine faster."""
+    run = overfitting_run(text_file, tmp_path / "minutes", max_minutes=0.05)
+    stop(run, 8)
+    _, scores = train(run)
+    assert (scores["ended_by"], scores["resumed_from"]) == ("steps", [8])
+    assert 0.1 * 3 < scores["seconds"] < 10 * 3, "a machine may become busy"
+    train(change(run, run_dir=str(tmp_path / "steps"), max_minutes=None, max_steps=scores["steps"]))
+    for name in ("metrics.csv", "model/model.safetensors"):
+        assert (tmp_path / "minutes" / name).read_bytes() == (tmp_path / "steps" / name).read_bytes()
+    assert train(run)[1] == scores, "it is finished"
+
+
+def test_a_run_says_how_often_its_text_is_read(tmp_path, caplog):
+    """A warning names the page about that. With dropout a text is meant to be read often."""
+    caplog.set_level("INFO")
+    (tmp_path / "text.txt").write_text(TEXT[:240])
+    run = overfitting_run(tmp_path / "text.txt", tmp_path / "run")
+    data = prepare(run.data, run.tokenizer)
+    for dropout in (0.0, 0.1):
+        caplog.clear()
+        log_start(replace(run, model=replace(run.model, dropout=dropout)), data, tmp_path / "run", 9_999, 0)
+        assert "training tokens 12.7 times" in caplog.text
+        assert ("docs/own-text.md" in caplog.text) == (dropout == 0)
+        assert "optim.warmup_steps" not in caplog.text
+    log_start(replace(run, optim=replace(run.optim, warmup_steps=run.steps)), data, tmp_path / "run", 9_999, 0)
+    assert f"optim.warmup_steps={run.steps}: the run ends before" in caplog.text
