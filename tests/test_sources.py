@@ -6,7 +6,6 @@ import hashlib
 import io
 import itertools
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.paths import kind_of, listed
+from lm.data.paths import kind_of
 from lm.data.sources import open_source, text_size
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -65,13 +64,11 @@ NAMES = ["a.txt", "b.txt", "c1.txt", "c[1].txt", "deep/er/y.md", "deep/z.txt"]
 
 def test_the_standard_library_is_a_large_text_without_tests():
     documents = load("stdlib", None)
-    names = [name for name, _ in documents]
+    parts = [Path(name).parts for name, _ in documents]
     assert sum(len(text) for _, text in documents) > 1_000_000
-    assert {"argparse.py", "json/decoder.py"} <= set(names)
-    assert names == sorted(names, key=lambda name: Path(name).parts)
-    assert all(name.endswith(".py") and not Path(name).is_absolute() for name in names)
-    assert not {"test", "tests", "site-packages"} & {part for name in names for part in Path(name).parts}
-    assert not any(os.path.expanduser("~/") in text for _, text in documents)
+    assert {("argparse.py",), ("json", "decoder.py")} <= {*parts}
+    assert parts == sorted(parts)
+    assert all(part[-1].endswith(".py") and not {"/", "test", "tests", "site-packages"} & {*part} for part in parts)
 
 
 def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatch):
@@ -88,21 +85,8 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatc
     (root / "__pycache__").mkdir()
     (root / "__pycache__/a.txt").write_bytes(b"\0")  # of no interest, as Python's cache of compiled code
     assert load("text", root) == [(name, f"text of {name}\r\n") for name in NAMES]
-    assert listed(f"{odd}/d*", "run_dir", folders=True) == [str(odd / "deep")]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
-
-
-def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path):
-    """Two links of a folder to itself would have more paths than can be counted."""
-    root = write_folder(tmp_path / "in")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/o.txt").write_text("outside")
-    for name, target in {"link.txt": "a.txt", "nowhere": "absent", "out": "../out", "deep/u": "..", "v": "."}.items():
-        (root / name).symlink_to(target)
-    for pattern in (".", "**", "**/*"):
-        assert {name for name, _ in load("text", root / pattern)} == {*NAMES, "link.txt"}
-    assert load("text", root / "out") == [("", "outside")], "a link that is named is followed"
 
 
 @pytest.mark.parametrize("closed", ["deep/er", "b.txt"])
@@ -113,39 +97,29 @@ def test_a_closed_folder_or_file_is_named(closed, open_folder):
         assert str(root / closed) in refusal("text", root)
 
 
-UNREADABLE = [  # file, its content, the place that is asked for, and what the refusal names
+UNREADABLE = [  # file, its content, and what the refusal names
     (
         "latin.txt",
         b"a" * (1 << 20) + "é and ".encode() + b"\xe9...",
-        ".",
         "latin.txt: not UTF-8 (invalid continuation byte) at byte 1048583; if",
     ),
-    (
-        "latin.txt",
-        "Größe".encode("latin-1"),
-        ".",
-        "; if it is a text, iconv -f latin1 -t utf-8 FILE > NEW converts it ",
-    ),
-    ("end.txt", b"abc\xc3", "end.txt", "end.txt: not UTF-8 (unexpected end of data) at byte 3;"),
-    ("utf16.txt", "text".encode("utf-16"), ".", "iconv -f utf-16 -t utf-8"),
-    ("utf16le.txt", "text of".encode("utf-16-le"), ".", "iconv -f utf-16le -t utf-8"),
-    ("utf16be.txt", "text of".encode("utf-16-be"), ".", "iconv -f utf-16be -t utf-8"),
-    ("t.tar.gz", gzip.compress(b"t.txt\0\0\0ustar", mtime=0), ".", "has a zero byte at byte 5; if it is a text, tr -d"),
-    ("t.parquet", b"PAR1\xff", ".", "use data=parquet"),
-    ("empty.txt", b"", "empty.txt", "data.path="),
-    ("a.txt", b"abc", "*.rst", "data.path="),
-    ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], ".", "a.txt.gz: "),
-    *((f"t.{kind}", b"\xff\xfe", f"t.{kind}", f"t.{kind}: ") for kind in ("json", "csv", "parquet")),
+    ("latin.txt", "Größe".encode("latin-1"), "iconv -f latin1 -t utf-8"),
+    ("end.txt", b"abc\xc3", "end.txt: not UTF-8 (unexpected end of data) at byte 3;"),
+    *((f"{kind}.txt", "text of".encode(kind), f"iconv -f {kind}") for kind in ("utf-16", "utf-16le", "utf-16be")),
+    ("t.txt", b"t.txt\0\0\0ustar", "has a zero byte at byte 5; if it is a text, tr -d"),
+    ("empty.txt", b"", "data.path="),
+    ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], "a.txt.gz: "),
+    *((f"t.{kind}", b"\xff\xfe", f"t.{kind}: ") for kind in ("json", "csv", "parquet")),
 ]
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    for i, (name, content, place, words) in enumerate(UNREADABLE):
+    for i, (name, content, words) in enumerate(UNREADABLE):
         folder = tmp_path / str(i)
         folder.mkdir()
         (folder / name).write_bytes(content)
-        kind = "text" if place == "." else kind_of(place)
-        assert words in refusal(kind, folder / place)
+        for place in (folder / name, folder):
+            assert words in refusal(kind_of(name), place)
 
 
 def test_a_name_that_ends_as_another_kind_is_refused(tmp_path):
@@ -185,16 +159,12 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
     for block in (1, 7, 1000):
         monkeypatch.setattr("lm.data.sources.BLOCK", block)
         assert load("text", path, separator=mark) == [(f":{i}", story) for i, story in enumerate(stories, 1)]
-    (path.parent / "b.txt").write_text("whole")
-    assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
-    limited = replace(config, path=str(path.parent), separator=mark, max_bytes=14)  # before the second file
-    assert len(prepare(limited, BYTE).document_starts()) > 0
-    val = path.with_name("c.txt")
+    val = path.with_name("b.txt")
     val.write_text("one document")
     assert prepare(replace(config, separator=mark, val_path=str(val)), BYTE).val_bytes == 12
-    for limit in (None, 15):
-        with pytest.raises(UserError, match=r"^data\.separator=###: does not occur in what is read"):
-            prepare(replace(config, separator="###", max_bytes=limit), BYTE)
+    assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
+    with pytest.raises(UserError, match=r"^data\.separator=###: "):
+        prepare(replace(config, separator="###"), BYTE)
 
 
 NOTICED = [  # file, content, and what is said of it
@@ -263,15 +233,6 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
         assert "2 of 14 rows are empty or null" in caplog.text
 
 
-def test_the_file_of_a_wrong_row_is_named(tmp_path):
-    for name, rows in {"1": ['{"text": "a"}', '{"text": "b"}'], "2": ['{"text": "c"}', '{"text": 5}']}.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-    expected = f"{tmp_path}/2.jsonl: data.column=text: row 1 holds 5, not a string"
-    assert refusal("json", tmp_path) == expected
-    assert refusal("json", tmp_path / "1.jsonl", val_path=str(tmp_path / "2.jsonl")) == expected
-    assert texts_in("json", tmp_path / "1.jsonl") == ["a", "b"]
-
-
 LONG = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]  # more than a block
 LONG_LINES = "\n".join(json.dumps({"text": text}) for text in LONG)
 RULES = [  # file, its content, and its texts or what the refusal names
@@ -298,6 +259,7 @@ RULES = [  # file, its content, and its texts or what the refusal names
     ("t.tsv", "id\ttext\n1\ta\tb\n", "line 2: expected 2 cells; a cell holds no tab"),
     ("t.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}', "line 2: an object has the key"),
     ("t.jsonl", '[{"n": 1, "text": "b", "n": 2}]', "an object has the key"),
+    ("t.jsonl", '{"text": "a"}\n{"text": 5}', "t.jsonl: data.column=text: row 1 holds 5, not a string"),
     ("t.jsonl", LONG_LINES, LONG),
     ("t.jsonl", LONG_LINES + '\n{"text": 2024}', "data.column=text: row 1100 "),
     ("t.jsonl", LONG_LINES + '\n{"text": "\\ud800"}', "data.column=text: row 1100 "),
@@ -349,26 +311,16 @@ def test_an_address_is_downloaded_once_and_needs_no_network_afterwards(server):
     files = {"some.txt": b"the text\n" * 99, "cut.txt.gz": gzip.compress(b"another text\n" * 99, mtime=0)}
     server.commit("owner/files", files)
     config = DataConfig(source="text", path=f"{server.address}{FILES}/some.txt", seq_len=8)
-    first, asked = prepare(config, BYTE), [*server.asked]
-    assert text_size(config, limit=10**6) == 9 * 99
-    assert server.asked == asked
+    first = prepare(config, BYTE)
     server.commit("owner/files", dict.fromkeys(files, b"a later version\n" * 99))
     server.fault = lambda path: 503
+    assert text_size(config, limit=10**6) == 9 * 99
     assert prepare(config, BYTE).hash == first.hash
     prepare(config, TokenizerConfig(kind="char", vocab_size=None))
     with pytest.raises(UserError, match=r"^data\.path=http.*cut\.txt\.gz: could not be downloaded \(status 503\)"):
         load("text", f"{server.address}{FILES}/cut.txt.gz")
     with pytest.raises(UserError, match=r"downloaded to .*/cache/.*\.txt\): has .*data\.sha256="):
         prepare(replace(config, sha256="0" * 64), BYTE)
-
-
-def test_a_file_may_be_sent_with_an_encoding(server):
-    """Of a file that is compressed itself, a server may say that its content has this encoding."""
-    names = ("some.txt.gz", "some.txt")
-    server.commit("owner/files", dict.fromkeys(names, gzip.compress(b"the text\n", mtime=0)))
-    server.encoding = "gzip"
-    for name in names:
-        assert load("text", f"{server.address}{FILES}/{name}") == [("", "the text\n")]
 
 
 def test_a_download_that_breaks_off_is_not_taken_for_the_file(server):
