@@ -36,13 +36,13 @@ BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT
 SPELLED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
 
 
-def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic():
-    for size in (300, 400):
-        tokenizer = train_bpe([TEXT], size)
-        assert tokenizer.vocab_size == size == len(tokenizer.backend.get_vocab())
-        assert sorted(tokenizer.backend.get_vocab().values()) == list(range(size))
-    assert (tokenizer.to_json(), tokenizer.hash) == (BPE.to_json(), BPE.hash)
+def test_bpe_has_the_size_asked_for_and_learns_from_the_training_text_and_char_from_all_text():
+    bpe = build_tokenizer(TokenizerConfig(vocab_size=400), [TEXT], ["not read"])
+    assert bpe.to_json() == BPE.to_json()
+    assert sorted(bpe.backend.get_vocab().values()) == list(range(400))
     assert train_bpe(["abc abc"], 5000).vocab_size == 257 + 3, "ab, abc and abc after a space: there are no more"
+    char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"])
+    assert char.vocab_size == 4
 
 
 SPELLING = train_bpe([TEXT, SPELLED * 50], 300)  # end of text is spelled in its training text
@@ -142,50 +142,6 @@ def test_a_file_without_an_end_of_text_token_gets_one_more(name, special, tmp_pa
     assert tokenizer.eot not in tokenizer.encode(SPELLED)
 
 
-def given_file(tmp_path, names, processor):
-    """A tokenizer.json with special tokens and a post-processor."""
-    backend = Backend.from_str(BYTE.to_json())
-    backend.add_special_tokens(names)
-    backend.post_processor = processor(backend.token_to_id)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    return str(tmp_path / "tokenizer.json")
-
-
-def test_a_text_begins_as_the_post_processor_of_its_file_begins_it(tmp_path):
-    """Whatever its kind; two tokens would have no place in the windows of training."""
-
-    def roberta(number):
-        return processors.RobertaProcessing(("</s>", number("</s>")), ("<s>", number("<s>")))
-
-    assert load_tokenizer(given_file(tmp_path, ["<s>", "</s>"], roberta)).begin_token == "<s>"
-
-    def two(number):
-        special = [(name, number(name)) for name in ("<s>", "</s>")]
-        return processors.TemplateProcessing(single="<s> </s> $A", special_tokens=special)
-
-    path = given_file(tmp_path, ["<s>", "</s>"], two)
-    with pytest.raises(UserError, match="puts 2 tokens before a text"):
-        load_tokenizer(path)
-
-
-def test_special_tokens_in_a_text_and_in_a_prompt_are_said_to_be_characters(tmp_path, caplog):
-    caplog.set_level("INFO")
-    path = given_file(tmp_path, ["<|user|>"], lambda number: None)
-    (tmp_path / "text.txt").write_text("<|user|>a short text<|user|>\n" * 30)
-    config = DataConfig(source="text", path=str(tmp_path / "text.txt"), seq_len=8, cache_dir=str(tmp_path))
-    data = prepare(config, TokenizerConfig(kind="file", vocab_size=None, path=path))
-    assert "the text spells <|user|> 60 times, as ordinary characters" in caplog.text
-    assert data.tokenizer.without_unknown("<|user|>hi") == "<|user|>hi"
-    assert "a prompt spells <|user|>, which is read as ordinary characters" in caplog.text
-
-
-def test_bpe_learns_from_the_training_text_and_char_from_all_text():
-    bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"])
-    assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
-    char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"])
-    assert char.vocab_size == 4
-
-
 def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog):
     with pytest.raises(UserError, match="'~'"):
         CHAR.encode("def ~")
@@ -200,28 +156,25 @@ PANIC = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
 MERGES = {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}  # of unknown tokens
 
 
-@pytest.mark.parametrize("content", ["{}", '{"version": "1', json.dumps(MERGES), json.dumps(WHOLE | PANIC)])
-def test_a_damaged_file_is_named(content, tmp_path):
-    with pytest.raises(UserError) as caught:
+SPECIAL = [(token["content"], token["id"]) for token in WHOLE["added_tokens"]]
+BEGINS_TWICE = processors.TemplateProcessing(single=f"{EOT} {EOT} $A", special_tokens=SPECIAL)
+TWO = {"post_processor": json.loads(BEGINS_TWICE.__getstate__())}  # which would have no place in a window of training
+
+
+@pytest.mark.parametrize("content", ["{}", '{"version": "1', MERGES, WHOLE | PANIC, WHOLE | TWO])
+def test_a_damaged_or_unusable_file_is_named(content, tmp_path):
+    with pytest.raises(UserError, match=f"^{tmp_path}/tokenizer.json: .*$"):
         loaded(tmp_path, content)
-    assert str(caught.value).startswith(f"{tmp_path}/tokenizer.json: ")
-    assert "\n" not in str(caught.value)
 
 
-def test_truncation_and_ordinary_end_of_text_in_a_given_file_are_corrected(tmp_path):
-    layout = json.loads(BYTE.to_json())
+def test_what_a_given_file_does_to_a_text_beside_its_tokens_is_switched_off(tmp_path, caplog):
+    """It cuts texts, takes end of text for an ordinary token, and drops merges at random."""
+    layout = WHOLE | {"model": WHOLE["model"] | {"dropout": 1.0}}
     layout["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-    layout["added_tokens"][0]["special"] = False
+    layout["added_tokens"] = [WHOLE["added_tokens"][0] | {"special": False}]
     tokenizer = loaded(tmp_path, layout)
-    assert tokenizer.decode(tokenizer.encode(SPELLED)) == SPELLED
-    assert tokenizer.eot not in tokenizer.encode(SPELLED)
-
-
-def test_dropout_in_a_given_file_is_switched_off(tmp_path, caplog):
-    for dropout, n_messages in ((0.0, 0), (1.0, 1)):
-        tokenizer = loaded(tmp_path, WHOLE | {"model": WHOLE["model"] | {"dropout": dropout}})
-        assert {tuple(tokenizer.encode(TEXT)) for _ in range(3)} == {tuple(BPE.encode(TEXT))}
-        assert len(caplog.messages) == n_messages
+    assert tokenizer.encode(SPELLED + TEXT) == BPE.encode(SPELLED + TEXT)
+    assert len(caplog.messages) == 1
 
 
 # --- tokenizers in the manner of Llama 2 and Llama 3
@@ -289,25 +242,14 @@ def test_text_goes_on_after_the_ids_before_it(make):
         before = tokenizer.decode(ids[:n])
         if not before.endswith("\ufffd"):
             assert before + "".join(tokenizer.stream(ids[n:], after=ids[:n])) == whole
-    spaced = {i for token, i in tokenizer.backend.get_vocab().items() if token[0] in "▁Ġ"}
-    assert {tokenizer.label(i)[0] for i in spaced} == {" "}
     net, prompts = sensitive(tokenizer.vocab_size), [f"x = {n}" for n in range(99)]
     before = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
     rows = tokens(net, before, 4, Sampling(temperature=100.0))
-    assert {row[0] for row in rows} & spaced
-    ids = (
-        [*start, *takewhile(lambda token: token not in tokenizer.stops, row)]
-        for start, row in zip(before, rows, strict=True)
-    )
-    expected = [*map(tokenizer.decode, ids)]
+    assert {tokenizer.label(row[0])[:1] for row in rows} >= {" "}
+    ids = (takewhile(lambda token: token not in tokenizer.stops, row) for row in rows)
+    expected = [tokenizer.decode([*start, *own]) for start, own in zip(before, ids, strict=True)]
     continuations = generate(net, tokenizer, prompts, 4, temperature=100.0)
     assert [prompt + text for prompt, text in zip(prompts, continuations, strict=True)] == expected
-
-
-def test_a_text_that_is_cut_before_a_space_is_refused_with_the_cure(tmp_path):
-    part = stored(tmp_path, [("name", " x = 1")]).whole()
-    with pytest.raises(UserError, match=r"^tokenizer: loses part of the text.* data\.val_path"):
-        list(encode(Tokenizer(metaspace("always")), part))
 
 
 LEFT_OUT = ["eot", "eot", "begin", None, "eot"]  # begin and end are one token but for the manner of Llama
@@ -349,8 +291,7 @@ def test_a_tokenizer_of_a_known_kind_gives_the_ids_of_transformers_and_the_text_
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == "".join(tokenizer.stream(ids)) == text
         assert tokenizer.eot not in ids
-    for text in TYPED[:4]:
-        assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
+        assert text not in TYPED[:4] or theirs(text, add_special_tokens=False).input_ids == ids
     monkeypatch.setattr("lm.data.text.CHUNK", 1)
     text = "".join(TYPED[:4]) * 3
     groups = list(encode(tokenizer, stored(tmp_path, [("name", text)]).whole()))
