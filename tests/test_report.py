@@ -7,16 +7,19 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TINY_RUN
 
 from lm.lab.ablation import figures
 from lm.lab.ablation.report import describe, write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
+from lm.lab.commands import report
 from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
-from tests.helpers.ablation_folder import ARMS, CRACK, Page, make, numbers
+from lm.training.train import train
+from tests.helpers.ablation_folder import ARMS, CRACK, Page, make, numbers, write
 from tests.helpers.ablations import draw_nothing
+from tests.helpers.runs import composed
 
 STUDIES = sorted(path.parent for path in (ROOT / "docs/studies").rglob("contrasts.csv"))
 
@@ -44,11 +47,7 @@ def calm(results):
 
 def test_the_page_has_its_sections_and_names_cannot_leave_them(full):
     page = Page(full)
-    assert page.headings[0] == "Should a small model tie its LM head?"
-    assert page.headings[1:] == [
-        *("Comparisons", "Learning curves", "Tuning", "Arms", "Scores", "Best values"),
-        *("Runs without a result", "How to reproduce this"),
-    ]
+    assert page.headings[:2] == ["Should a small model tie its LM head?", "Comparisons"]
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
     folders = [full / address for address in page.addresses if not address.startswith("#")]
     assert folders, "of the finished runs"
@@ -60,21 +59,15 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full):
 
 
 def test_the_first_screen_answers_and_says_what_it_rests_on(full):
-    page, found, text = Page(full), numbers(full), (full / "report.md").read_text()
+    page, found = Page(full), numbers(full)
     first = page.text.partition("Comparisons arm")[0]
     told = [warning["summary"] for warning in found["warnings"]]
     assert {"45 of 60 runs are done.", "There are only 3 seeds."} <= {*told}
-    words = [
-        *told,
-        *(answer["sentence"] for answer in found["answers"]),
-        "Results so far:",
-        "±0.01 nats per token (1 % of perplexity)",
-    ]
+    words = [*told, *(answer["sentence"] for answer in found["answers"]), "±0.01 nats per token (1 % of perplexity)"]
     words += ["89,999 tokens, the same for all pairs", "each tuned arm at its own best of five learning rates"]
     assert [part for part in words if part not in first] == []
     assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
-    assert len(text.splitlines()) < 50, "one screen"
-    assert "| untied | tied |" in text
+    assert "| untied | tied |" in (full / "report.md").read_text()
 
 
 def test_the_numbers_of_the_report_are_json(full):
@@ -124,8 +117,6 @@ def test_what_weakens_a_verdict_stands_below_it(tmp_path, monkeypatch):
     weakness, text = "The scored model is chosen by the text that scores it.", Page(tmp_path).text
     _, first, second = re.split(r"head=untied is |untied_matched .*?tied", text)[:3]
     assert (weakness in first, weakness in second.partition(":")[0]) == (True, False)
-    (line,) = re.findall(".*head=untied is .*", (tmp_path / "report.md").read_text())
-    assert weakness in line
 
 
 def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
@@ -147,10 +138,6 @@ def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
     basis = describe(found, told := report_warnings(found))["basis"]
     assert basis["seeds"].startswith("3 for each arm")
     assert "10 to 12 tokens, 33 in all" in basis["validation text"]
-    found.record.arms["tied"].scored_tokens = [10]
-    assert "a part of the text of its own (10 tokens" in describe(found, told)["basis"]["validation text"], (
-        "of one seed"
-    )
     assert [warning.summary for warning in told] == ["There are only 3 seeds."]
 
 
@@ -167,13 +154,13 @@ def test_a_committed_study_renders_without_its_record_and_says_that_it_is_frozen
     shutil.copytree(study, path)
     (path / "ablation.json").write_text("of an earlier version")
     write_report(read_results(path))
-    page, rows = Page(path), read_csv(path / "contrasts.csv")
-    assert page.headings[0] == numbers(path)["question"] == rows[0]["question"]
-    assert "The contrasts of this study are frozen as published." in page.text
-    assert [row["sentence"] for row in numbers(path)["contrasts"]] == [row["sentence"] for row in rows]
+    page, found, rows = Page(path), numbers(path), read_csv(path / "contrasts.csv")
+    assert page.headings[0] == found["question"] == rows[0]["question"]
+    assert "frozen as published" in page.text
+    assert [row["sentence"] for row in found["contrasts"]] == [row["sentence"] for row in rows]
     assert len(page.tables[1]) == 1 + sum(row["budgets"] != "" for row in rows)
-    for name in ("results.csv", "curves.csv", "contrasts.csv"):
-        assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
+    for table in study.glob("*.csv"):
+        assert (path / table.name).read_bytes() == table.read_bytes()
 
 
 # --- warnings: what is done to the results, and what is told
@@ -243,3 +230,46 @@ def test_a_weakness_is_told(change, summary, calm):
 def test_where_nothing_weakens_a_verdict_nothing_is_told(calm):
     with_threads(*ARMS)(calm)
     assert report_warnings(calm) == []
+
+
+# --- the page of a single run, with the samples that were taken during its training
+
+PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
+OPTIONS = ["trainer.max_steps=8", "validation.every=4", "checkpoint.every=4", "model.dropout=0.1"]
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run(text_file, tmp_path, capsys):
+    """It was asked to continue two prompts."""
+    run = composed(*TINY_RUN, *OPTIONS, f"data.path={text_file}", f"run_dir={tmp_path}/a <b>run_*x*")
+    run_dir, result = train(replace(run, prompts=PROMPTS))
+    odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
+    kept = {"step": 4, "val_loss": result["val_loss"], "last_val_loss": 9.5}
+    write(run_dir / "result.json", result | {"samples": [*result["samples"], odd], "best": kept})
+    report.run([f"run_dir={run_dir}"])
+    assert capsys.readouterr().out == f"{run_dir}/report.html: finished\n"
+    page = Page(run_dir)
+    assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
+    assert page.tags.count("svg") == 1
+    assert all(address.startswith("#") for address in page.addresses)
+    assert page.headings[0] == run_dir.name
+    for words in (
+        f"{result['val_loss']:.4f} nats per token",
+        f"n-gram {result['baselines_bpb']['ngram']:.3f}",
+        *("after 4 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
+        f"python -m lm generate 'run_dir={run_dir}'",
+        result["data_hash"][:16],
+        "step 4, the best that was validated; 9.5000 after the last step",
+    ):
+        assert words in page.text
+    (settings,) = (table for table in page.tables if table[0] == ["setting", "value", "default"])
+    assert ["model.d_model", "32", "128"] in settings
+    assert {"model.n_heads", "optim.betas"}.isdisjoint({row[0] for row in settings}), "they have their defaults"
+    (run_dir / "result.json").unlink()
+    with open(run_dir / "samples.jsonl", "ab") as file:
+        file.write(b'{"step": 8, "tok')  # as while it is written
+    report.run([f"run_dir={run_dir}"])
+    page = Page(run_dir)
+    assert "unfinished: step 8 of 8" in page.text
+    assert f"python -m lm train 'run_dir={run_dir}'" in page.text
+    assert "after 4 steps" in page.text
