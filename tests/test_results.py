@@ -1,11 +1,9 @@
 """lm.lab.results: what its frames hold and leave out, their types, and what a damaged folder says."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
 import pytest
 from conftest import HEADS, ROOT
@@ -18,8 +16,9 @@ from lm.lab.ablation.folder import RunFiles, read_record, write_record
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
-from tests.helpers.ablation_folder import lines, make, write, write_result, write_run_dir
+from tests.helpers.ablation_folder import make, write, write_result, write_run_dir
 from tests.helpers.ablations import draw_nothing
+from tests.helpers.runs import files
 
 STUDIES = ROOT / "docs/studies"
 
@@ -56,27 +55,15 @@ def test_reported_runs_alone_are_rows_and_those_of_the_first_budget():
     assert frame.val_loss.tolist() == reported.val_loss[frame.index].tolist()
 
 
-def test_an_ablation_without_a_reported_run_has_the_same_columns(study):
-    record = read_record(study)
-    record.runs = []
-    write_record(record, study)
-    which = ["ablation", "arm", "seed", "factor", "run_dir"]
-    for frame in (runs(study), curves(study)):
-        assert (len(frame), [*frame][:5]) == (0, which)
-
-
 def test_columns_and_their_types(whole):
-    frame = runs(whole)
-    assert list(frame)[:8] == ["ablation", "arm", "seed", "factor", "run_dir", "status", "error", "optim.lr"]
     chosen = runs(whole, settings=["validation.every", "head.untie_at", "optim.betas"])
     for table, kinds in (
-        (frame, {"Int64": ["seed", "n_params"], "float64": ["val_loss", "optim.lr"], "string": ["status"]}),
-        (chosen, {"Int64": ["validation.every"], "string": ["head.untie_at", "optim.betas"]}),
-        (curves(whole), {"Int64": ["seed", "step", "tokens"]}),
-        (contrasts(whole), {"boolean": ["primary"], "Int64": ["n_seeds", "wins"], "string": ["verdict"]}),
+        (runs(whole), {"seed": "Int64", "val_loss": "float64", "optim.lr": "float64", "status": "string"}),
+        (chosen, {"validation.every": "Int64", "head.untie_at": "string", "optim.betas": "string"}),
+        (curves(whole), dict.fromkeys(["seed", "step", "tokens"], "Int64")),
+        (contrasts(whole), {"primary": "boolean", "n_seeds": "Int64", "verdict": "string"}),
     ):
-        for kind, keys in kinds.items():
-            assert {str(table.dtypes[key]) for key in keys} == {kind}
+        assert table.dtypes[[*kinds]].astype(str).to_dict() == kinds
 
 
 def test_settings_are_those_of_each_run_of_an_arm(tmp_path):
@@ -91,20 +78,18 @@ def test_settings_are_those_of_each_run_of_an_arm(tmp_path):
 def test_curves_are_those_of_the_folder_of_a_run_where_there_is_one(study):
     steps = curves(study).groupby(["arm", "seed"]).step.apply(tuple)
     assert {*steps} == {tuple(range(100, 1001, 100))}
-    write(
-        of(study, "tied", 0).run_dir / "metrics.csv", "step,tokens,train/loss,val/loss\n10,80,5.5,\n20,160,4.5,4.75\n"
-    )
+    write(of(study, "tied", 0).run_dir / "metrics.csv", "step,tokens,train/loss,val/loss\n1,8,5.5,\n2,16,4.5,4.75\n")
     own = curves(study).query("arm == 'tied' and seed == 0")
-    assert own[["step", "val/loss"]].values.tolist() == [[20, 4.75]]
+    assert own[["step", "val/loss"]].values.tolist() == [[2, 4.75]]
     assert curves(study, "train/loss")["train/loss"].tolist() == [5.5, 4.5]
 
 
 def test_a_folder_of_ablations_names_them_and_is_only_read(study):
     shutil.copytree(study, study.parent / "a/other")
-    before = {path: path.stat().st_mtime_ns for path in study.parent.rglob("*")}
+    before = files(study.parent)
     for frames in (runs, curves, contrasts):
         assert [*frames(study.parent).ablation.unique()] == ["a/other", "study"]
-    assert {path: path.stat().st_mtime_ns for path in study.parent.rglob("*")} == before
+    assert files(study.parent) == before
     assert len(runs(study.parent)) == 2 * len(runs(study))
 
 
@@ -113,9 +98,7 @@ def test_a_folder_of_ablations_names_them_and_is_only_read(study):
 
 def test_what_became_of_a_run_is_told_by_its_folder_and_by_its_row_when_that_is_gone(study, monkeypatch):
     draw_nothing(monkeypatch)
-    assert describe_exit_code(255) == ("failed", "ended with exit code 255"), "no signal has the number 127"
-    endings = [describe_exit_code(code) for code in (-9, 143, 1, -11)]  # 143: 128 + SIGTERM
-    errors = [*(ending.message for ending in endings), "the loss is nan"]
+    endings = [describe_exit_code(code) for code in (-9, 143, 255, -11)]  # 143: 128 + SIGTERM; no signal is 127
     of(study, "tied", 0).run_dir.mkdir(parents=True)  # it is being made again
     for seed, ending in enumerate(endings):
         of(study, "untied", seed).write_status(*ending)
@@ -125,7 +108,7 @@ def test_what_became_of_a_run_is_told_by_its_folder_and_by_its_row_when_that_is_
         assert results.counts() == {"done": 14, "failed": 2, "killed": 2, "diverged": 1, "missing": 1}
         frame = runs(study).query("arm == 'untied'")
         assert frame.status.tolist() == ["killed", "killed", "failed", "failed", "diverged"]
-        assert frame.error.tolist() == errors
+        assert frame.error.tolist() == [*(ending.message for ending in endings), "the loss is nan"]
         assert frame[["val_loss", "steps"]].isna().all(axis=None)
         contrast = results.contrasts[0]
         assert (contrast.arm, contrast.n_seeds) == ("untied", 0)
@@ -144,9 +127,8 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
     assert status() == ("done", False)
     run.run_dir.mkdir(parents=True)  # it is being run again
     assert status() == ("missing", True)
-    write_result(run.run_dir, val_loss=3.5, resumed_from=[5, 7])
+    write_result(run.run_dir, val_loss=3.5)
     assert runs(study).val_loss[0] == 3.5
-    assert read_results(study).reported[["resumed_from", "torch"]].iloc[0].tolist() == ["5 7", "2"]
     (run.run_dir / "result.json").write_text("[]")
     with pytest.raises(UserError, match=r"result\.json: .*; remove the folder of the run, and the same command makes"):
         status()
@@ -174,8 +156,8 @@ def test_runs_without_an_ablation(tmp_path):
     frame = runs(tmp_path / "runs").set_index("run_dir")
     assert frame.status.to_dict() == {"0": "done", "1": "done", "late": "missing", "torn": "failed"}
     assert frame.val_loss.dropna().to_dict() == {"0": 3.0, "1": 4.0}
-    rows = [("step", "tokens", "train/loss", "val/loss"), (1, 8, 5.0, ""), (2, 16, 4.0, 4.5), (3, 24, "nan", "nan")]
-    write(tmp_path / "runs/0/metrics.csv", lines(*rows) + "4,32,3")  # a torn last row
+    rows = "step,tokens,train/loss,val/loss\n1,8,5.0,\n2,16,4.0,4.5\n3,24,nan,nan\n4,32,3"  # a torn last row
+    write(tmp_path / "runs/0/metrics.csv", rows)
     alone = runs(tmp_path / "runs/0", settings=["optim.betas", "trainer.max_steps"])
     assert alone[["run_dir", "optim.betas", "trainer.max_steps"]].values.tolist() == [["0", "[0.9,0.95]", 40]]
     assert curves(tmp_path / "runs/0").step.tolist() == [2]  # rows without a finite value are left out
@@ -188,8 +170,7 @@ def test_runs_without_an_ablation(tmp_path):
 def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path, caplog):
     write_run_dir(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     for call, message in (
-        (lambda: contrasts(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
-        (lambda: contrasts(tmp_path / "absent"), "absent: no such folder"),
+        (lambda: contrasts(tmp_path / "run"), "folder=.*/run: holds no ablation.json"),
         (lambda: runs(tmp_path / "absent"), "absent: no such folder"),
         (lambda: runs(whole, ["head.untied"]), r"^settings: head.untied .*head.untie_at"),
         (lambda: curves(whole, "val/los"), r"^metric=val/los: .*val/loss"),
@@ -199,17 +180,10 @@ def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path, caplog):
     assert not caplog.messages, "the error says all"
 
 
-def with_keys(**changes):
-    return lambda text: json.dumps(json.loads(text) | changes)
-
-
 DAMAGED = [
     ("ablation.json", lambda text: "", ""),
-    ("ablation.json", with_keys(begn="x"), "begn: "),
-    ("ablation.json", with_keys(threads="x"), "threads: "),
-    ("ablation.json", with_keys(question={"name": "a", "seeds": [0, "x"]}), r"question\.seeds\[1\]: "),
+    ("ablation.json", lambda text: text.replace('"begun"', '"begn"'), "begn: "),
     ("results.csv", lambda text: "status\ndone\n", ""),
-    ("results.csv", lambda text: text[:-1], r".*row \d+ broke off"),
     ("results.csv", lambda text: text[: len(text) // 2], r".*row \d+ broke off"),
     ("curves.csv", lambda text: "step\n1\n", ""),
 ]
@@ -219,21 +193,5 @@ DAMAGED = [
 def test_a_damaged_file_is_one_line_that_names_it(name, damage, key, study):
     path = study / name
     path.write_text(damage(path.read_text()))
-    with pytest.raises(UserError, match=f"^{re.escape(str(path))}: {key}") as error:
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))}: {key}.*$"):
         (curves if name == "curves.csv" else contrasts)(study)
-    assert "\n" not in str(error.value)
-
-
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
-    matplotlib.use("Agg")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    figure, table = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/runs.md").read_text(), re.DOTALL | re.MULTILINE)
-    names = {}
-    exec(figure, names)
-    assert (tmp_path / "gap.svg").stat().st_size > 5000
-    points, rows = (pd.read_csv(STUDIES / "tying/longer" / name) for name in ("curves.csv", "results.csv"))
-    last = points.merge(rows[rows.purpose == "reported"], on="run_dir").query("step == 1600").groupby("arm")["val/loss"]
-    assert names["gap"]["mean"][1600 * 1024] == pytest.approx(last.mean().untied - last.mean().tied)
-    exec(table, names)
-    assert {"main", "vocab_512", "vocab_8192"} <= {*names["table"]["ablation"]}

@@ -2,14 +2,13 @@
 
 import csv
 import io
-import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from conftest import HEADS, WHOLE_RESULT, as_nobody
+from conftest import HEADS, as_nobody
 
 from lm.config import DataConfig, OptimConfig, RunConfig
 from lm.errors import UserError
@@ -57,18 +56,6 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
     text = listing(find_runs(tmp_path / "runs"), 7)
     assert "tied-0/result.json: " in text
     assert text.endswith("7 runs: 1 unfinished, 1 diverged, 2 broken, 3 finished")
-    for value in ('"abc"', "null"):  # of an editor, or of a program
-        path = tmp_path / "runs/tied-0/result.json"
-        path.write_text(json.dumps(WHOLE_RESULT).replace('"val_loss": 1.0', f'"val_loss": {value}'))
-        assert "val_loss=" in listing(find_runs(tmp_path / "runs"), 7)
-    (tmp_path / "runs/tied-0/config.yaml").write_text("config_hash: [")
-    assert "expected node content" in listing(find_runs(tmp_path / "runs"), 7)
-
-
-def test_runs_are_listed_before_one_of_them_has_finished(tmp_path):
-    for name in "ab":
-        write_run_dir(tmp_path / name, RunConfig(head=HEADS["tied"]))
-    assert len(ordered(find_runs(tmp_path), "val_bpb")) == 2
 
 
 TEXTS = [RunConfig(data=DataConfig(source="text", path=f"{name}.txt")) for name in "aab"]
@@ -102,14 +89,11 @@ def test_a_list_fits_the_terminal(tmp_path):
     for i in range(2):
         run = RunConfig(seed=i, optim=OptimConfig(lr=0.1 + i, weight_decay=0.1 + i))
         write_run_dir(tmp_path / f"{'a' * 50}{i}", run, {"val_loss": 2.0 + i})
-    runs = find_runs(tmp_path)
-    for width in (80, 60, 40):
-        head, *rows, more = listing(runs, 2, width).splitlines()[:4]
+    for width in (80, 40):
+        head, *rows, more = listing(find_runs(tmp_path), 2, width).splitlines()[:4]
         assert max(map(len, [head, *rows])) <= width
         assert [row.split()[0][-6:] for row in rows] == ["aaaaa0", "aaaaa1"]
         assert int(more.split()[0]) + len(re.split("  +", head)) == 12
-    runs[1].note = "why " * 50
-    assert "status" in listing(runs, 2, 100)
 
 
 def test_runs_of_different_texts_are_apart(tmp_path):
@@ -117,23 +101,19 @@ def test_runs_of_different_texts_are_apart(tmp_path):
         data = DataConfig(source="text", path=f"{name}.txt")
         write_run_dir(tmp_path / f"run{i}", RunConfig(data=data, seed=i), {"val_loss": loss}, data_hash=name)
     first, second, _ = listing(ordered(find_runs(tmp_path), "val_loss"), 3).split("\n\n")
-    assert [row.split()[0] for row in first.splitlines()] == ["the", "run", "run1"]
-    assert [row.split()[0] for row in second.splitlines()] == ["the", "run", "run0", "run2"]
-    assert ("b.txt" in first, "a.txt" in second, "data.path" in first + second) == (True, True, False)
+    assert re.findall(r"^run\d|\w\.txt", first, re.M) == ["b.txt", "run1"]
+    assert re.findall(r"^run\d|\w\.txt", second, re.M) == ["a.txt", "run0", "run2"]
 
 
 def test_conditions_and_order(folder):
     runs = find_runs(folder)
     for conditions, expected in {
-        "val_loss < 3.05": ["tied-0"],
         "val_loss <= 3.1": ["tied-0", "tied-1"],
-        "head_name == 'untied' and seed > 0": ["untied-1"],
         "head_name != 'tied' and status == 'finished'": ["untied-0", "untied-1"],
-        "checkpoint_best == False and head_untie_at.isna() and seed == 3": ["cells/off"],
         "n_params_by_role_embedding == 1 and run == 'tied-1'": ["tied-1"],
         "val_loss.isna() and status != 'broken'": ["cells/late", "cells/off"],
         "checkpoint_best and seed == 3": [],  # although a broken run has no settings
-        "not checkpoint_best and seed == 3": ["cells/off"],
+        "not checkpoint_best and head_untie_at.isna() and seed == 3": ["cells/off"],
     }.items():
         assert sorted(names(where(runs, conditions))) == expected, conditions
     assert names(ordered(runs, "val_loss"))[:4] == ["tied-0", "tied-1", "untied-0", "untied-1"]
@@ -147,13 +127,11 @@ def test_conditions_and_order(folder):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("where=val_loss", "where=val_loss: expected a condition"),
         ("where=seed", "where=seed: expected a condition"),
         ("where=seed=0", "where=seed=0: expected a condition"),
         ("where=val_loss<low", "where=val_loss<low: UndefinedVariableError: name 'low' is not defined$"),
         ("where=val_loss <", "where=val_loss <: SyntaxError: "),
         ("sort=-loss", r"sort=-loss: .*did you mean val_loss\?"),
-        ("sort=val_los", "sort: val_los "),
     ],
 )
 def test_a_mistake_about_runs_is_named(word, message, folder):
