@@ -12,7 +12,7 @@ from lm import judge
 from lm.errors import UserError
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.rows import judged, read_rows, rows_table
-from tests.helpers.ablation_folder import Page
+from tests.helpers.ablation_folder import Page, numbers
 
 ROWS = "arm,seed,value\na,0,1.0\na,1,1.1\na,2,1.3\nb,2,1.19\nb,0,0.9\nb,1,1.02\n"
 
@@ -74,20 +74,15 @@ def test_a_value_that_is_not_finite_is_a_run_that_diverged(value, rows_of):
     assert (lost.verdict, lost.diverged) == ("undecided", {"b": [4]}), "it counts without a pair"
 
 
-def test_lost_rows_are_counted_among_the_rows_of_their_arm(rows_of):
-    lost = rows_of(ROWS + "".join(f"b,{seed},nan\n" for seed in range(7, 12)))
-    assert "b diverged at 5 of 8 seeds" in rows_table(judged(lost, None, None, False), None)
-
-
-def test_few_pairs_are_told_by_their_number(rows_of):
-    lost = rows_of(ROWS + "a,3,nan\nb,3,1\n")
-    assert "There are only 3 seeds." in rows_table(judged(lost, None, None, False), None)
-
-
 def test_rows_without_a_pair_are_left_out_and_told(rows_of):
-    lost = rows_of(ROWS + "a,7,1\na,8,2\nb,3,1.5\nc,0,2.0\nc,1,2.2\n")
-    table = rows_table(judged(lost, "a", None, False), None)
-    for told in ("3 of 11 rows have no pair: a seed 7, 8, b seed 3.", "Pairs are missing: c has 2 of 3.", "c - a: 2."):
+    lost = rows_of(ROWS + "a,7,1\na,8,2\nb,3,1.5\nc,0,2.0\nc,1,2.2\nd,0,nan\nd,1,nan\nd,2,nan\n")
+    table = rows_table(judged(lost, "a", 0.01, False), None)
+    for told in (
+        "3 of 14 rows have no pair: a seed 7, 8, b seed 3.",
+        "Pairs are missing: c has 2 of 3.",
+        "There are only 3 seeds.",
+        "d is worse than a: no run of d trained",
+    ):
         assert told in table
 
 
@@ -96,11 +91,9 @@ def test_a_file_gets_a_table_a_page_and_json(command, tmp_path):
     path.write_text(ROWS)
     code, table, said = command("report", f"rows={path}", f"output_dir={folder}")
     assert code == 0, said
-    sentence = json.loads((folder / "report.json").read_text())["answers"][0]["sentence"]
+    sentence = numbers(folder)["answers"][0]["sentence"]
     assert sentence == "b is better than a: -0.0967 in value (95 % CI -0.1346 to -0.0587, 3 seeds)."
-    page = Page(folder)
-    assert page.headings == ["Which is better, a or b?", "Comparisons", "How to reproduce this"]
-    for text in (table, (folder / "report.md").read_text(), page.text):
+    for text in (table, (folder / "report.md").read_text(), Page(folder).text):
         assert sentence.partition(":")[2] in text.replace("\xa0", " ")
         assert not {"nats", "tokens", "perplexity", "±"} & {*text.split()}
     assert command("report", f"rows={path}", f"output_dir={folder}")[0] == 0, "its own report is replaced"
@@ -186,23 +179,3 @@ def test_a_mistake_in_a_call_is_named(values, given, named):
 )
 def test_rows_are_read_however_their_file_is_written(content, rows_of):
     pd.testing.assert_frame_equal(rows_of(content), rows_of(ROWS))
-
-
-def test_seeds_that_an_arm_lacks_are_told_unless_they_are_the_verdict(rows_of):
-    lines = [
-        f"{arm},{seed},{value}"
-        for arm, values in (("a", range(5)), ("b", ["nan"] * 5))
-        for seed, value in enumerate(values)
-    ]
-    told = rows_table(judged(rows_of("\n".join(["arm,seed,value", *lines])), None, 0.01, False), None)
-    assert "b is worse than a: no run of b trained" in told
-    assert "fewer seeds" not in told
-    lines = [f"{arm},{seed},{seed + by}" for arm, by in (("a", 0), ("b", 1)) for seed in range(9)]
-    lines += ["c,0,nan", *(f"c,{seed},{seed + 1}.{seed}" for seed in range(1, 5))]
-    told = rows_table(judged(rows_of("\n".join(["arm,seed,value", *lines])), "a", 0.01, False), None)
-    assert "Pairs are missing: c has 4 of 9." in told, "also beside one that diverged"
-
-
-def test_rows_may_have_more_seeds_than_anybody_trains(rows_of):
-    lines = [f"{arm},{seed},{seed % 7 + by}" for arm, by in (("a", 0), ("b", 1)) for seed in range(1500)]
-    assert judge(rows_of("\n".join(["arm,seed,value", *lines]))).contrasts.n_seeds[0] == 1500

@@ -21,7 +21,7 @@ from lm.model.user_class import check_classes, import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from lm.training.resolve import check_buffers
-from tests.helpers.models import build, random_tokens
+from tests.helpers.models import build, equal, random_tokens
 
 PARTS = """
 import torch
@@ -65,7 +65,6 @@ CHOICES = [
     {"ffn": "mine.ReGLU"},
     *({"norm": "parts_of_mine.Norm"}, {"ffn": "parts_of_mine.FFN"}, {"position": "parts_of_mine.Position"}),
 ]
-KEYS = ("model.linear", "model.norm", "model.ffn", "model.position")
 
 
 @pytest.fixture(autouse=True)
@@ -110,11 +109,10 @@ def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
 def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
     """Buffers too, which a class may have changed during training."""
     old, new = net_of(), net_of(seed=1)
-    with torch.no_grad():
-        for tensor in (*old.parameters(), *old.buffers()):
-            tensor.add_(0.1)
+    for tensor in (*old.parameters(), *old.buffers()):
+        tensor.data.add_(0.1)
     copy_weights(new, old)
-    assert all(torch.equal(value, new.state_dict()[name]) for name, value in old.state_dict().items())
+    assert equal(new.state_dict(), old.state_dict())
 
 
 UNSAVED = {  # buffers that no file holds, in the constructor and in forward, and whether settings determine them
@@ -174,13 +172,11 @@ def test_classes_of_torch_need_no_module_of_ones_own():
 
 # --- what is refused
 
-ABSENT = ("nosuch.Linear", "torch.nn.Linaer", "torch.nn.functional.relu", "os.path")
-
 
 def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
-    for key, path in zip(KEYS, ABSENT, strict=True):
-        with pytest.raises(UserError, match=f"^{key}={path}: "):
-            import_class(key, path)
+    for path in ("nosuch.Linear", "torch.nn.Linaer", "torch.nn.functional.relu", "os.path"):
+        with pytest.raises(UserError, match=f"^model.norm={path}: "):
+            import_class("model.norm", path)
     with pytest.raises(UserError, match=r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
         build(ffn="torch.nn.Linear")
 
@@ -202,12 +198,9 @@ def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_on
 
 
 def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path, monkeypatch):
-    for folder in ("elsewhere/shadow", "elsewhere/hidden", "here"):
+    for folder in ("elsewhere/shadow", "here"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "here/shadow.py").write_text("from torch.nn import Linear\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
     monkeypatch.chdir(tmp_path / "here")
     assert import_class("model.linear", "shadow.Linear") is nn.Linear
-    for path in ("hidden.Linear", "shadow.Absent"):
-        with pytest.raises(UserError, match=f"^model.linear={path}: "):
-            import_class("model.linear", path)
