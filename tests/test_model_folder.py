@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from conftest import HEADS, SEQ, TEXT, TINY_RUN, tiny
+from conftest import HEADS, SEQ, TEXT, tiny
 from helpers.models import GPT2, LLAMA, QWEN3, noisy
-from helpers.runs import RUN, composed
+from helpers.runs import composed
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import normalizers
@@ -26,7 +26,6 @@ from lm.lab.formats.huggingface import export
 from lm.lab.formats.page import export_page
 from lm.model.transformer import Transformer
 from lm.system.files import read_json
-from lm.training.train import train
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)
@@ -207,22 +206,3 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")
-
-
-@pytest.mark.slow
-def test_the_words_of_a_card_name_the_start_and_what_was_asked_for(finished_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished_run, "base")
-    Path("a text (1).txt").write_text(TEXT)
-    Path("own.json").write_text(BPE.to_json())
-    asked = ["trainer=auto", "max_tokens=999", "loss=auto", "model.d_head=8", "data.val_fraction=0.2"]
-    for name, words in {
-        "asked": [*TINY_RUN, *asked, "tokenizer=file", f"tokenizer.path={tmp_path}/own.json"],
-        "tuned": [*RUN, f"init_from={tmp_path}/base", "model.linear=lora", "optim=adamw"],
-    }.items():
-        short = ["trainer.max_steps=2", f"data.path={tmp_path}/a text (1).txt", f"run_dir={name}"]
-        _, result = train(composed(*words, *short))
-        text = card(name, f"{name}-out")
-        assert hash_by_words(text) == result["config_hash"], name
-        assert str(tmp_path) not in text
-    assert f"starting from the weights of `base ({result['init_from']['sha256'][:16]})`" in text

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, TINY_RUN
 
 from lm.lab.ablation import figures
-from lm.lab.ablation.report import describe, write_report
+from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
 from lm.lab.commands import report
@@ -128,17 +128,6 @@ def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):
     told = report_warnings(found)
     weakened = {row.arm: [*weakening(row, told)] for row in found.contrasts}
     assert {arm for arm, words in weakened.items() if "more context" in " ".join(words)} == {"untied", "sum"}
-
-
-def test_a_look_that_decides_leaves_the_seeds_that_were_made(tmp_path):
-    found = read_results(make(tmp_path, report=False, seeds=[0, 1, 2], tuned=True))
-    found.record.question.folds = True
-    found.record.question.seeds, found.record.question.looks = [0, 1, 2, 3, 4], [3, 5]
-    found.record.arms["tied"].scored_tokens = [10, 11, 12, 13, 14]
-    basis = describe(found, told := report_warnings(found))["basis"]
-    assert basis["seeds"].startswith("3 for each arm")
-    assert "10 to 12 tokens, 33 in all" in basis["validation text"]
-    assert [warning.summary for warning in told] == ["There are only 3 seeds."]
 
 
 IN_CI = ("tying_broken", "longer_tuned", "parts")

@@ -1,8 +1,6 @@
 """What a run leaves to the machine: device, precision, threads and loss; and whether it fits into memory."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -96,15 +94,6 @@ def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch):
         with pytest.raises(UserError, match=f"^OMP_NUM_THREADS={value}: "):
             count_threads(None)
         assert count_threads(1) == 1
-
-
-def test_threads_wait_as_measured_unless_the_user_decides():
-    inherited = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    code = "import lm, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
-    for variables, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")):
-        words = [sys.executable, "-c", code]
-        output = subprocess.run(words, capture_output=True, text=True, check=True, env=inherited | variables).stdout
-        assert output.split() == [expected, "False"]
 
 
 def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch, tmp_path):

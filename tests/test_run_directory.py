@@ -115,16 +115,6 @@ def test_the_defaults_of_torch_that_a_notebook_has_set_change_no_run_and_no_mode
     assert losses[0] == losses[1]
 
 
-def test_checkpoints_without_what_they_belong_to_are_refused_in_a_line(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    (run / "result.json").unlink()
-    config = (run / "config.yaml").read_text()
-    for content in ("", config[:900], None):
-        (run / "config.yaml").unlink() if content is None else (run / "config.yaml").write_text(content)
-        with pytest.raises(UserError, match=r"/run/config\.yaml: "):
-            train(composed(*TINY_RUN, "data.path=t.txt", f"run_dir={run}"))
-
-
 def test_settings_of_python_are_checked_as_those_of_a_file_are(text_file, tmp_path):
     run = small_run(text_file, tmp_path / "run")
     for wrong, key in (({"max_steps": 2.5}, "trainer.max_steps"), ({"prompts": "Once"}, "prompts")):
