@@ -4,13 +4,13 @@ import ast
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import TEXT, TINY_RUN
 
 import lm
+from tests.helpers.runs import wait_for
 
 ROOT = Path(lm.__file__).parent
 # A package of the core imports the packages in front of it, and what stands in the same set.
@@ -70,24 +70,19 @@ def test_the_core_trains_is_killed_resumes_generates_and_evaluates_without_the_l
         line = [sys.executable, *words]
         return subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def finished(*words):
-        process = command(*words)
-        printed, _ = process.communicate()
-        assert process.returncode == 0, printed
-        return printed
-
     line = ("scripts/train.py", *SMALL, "data.path=my.txt", "trainer.max_steps=100", "run_dir=run")
     process = command(*line)
-    deadline = time.monotonic() + 120
-    while len([*tmp_path.glob("run/checkpoints/step-*.ckpt")]) < 2:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len([*tmp_path.glob("run/checkpoints/step-*.ckpt")]) == 2, 120)
     process.kill()
     process.communicate()
-    assert "resuming from step" in finished(*line)
-    assert finished("scripts/generate.py", "run", "def f", "max_new_tokens=4").startswith("def f")
-    assert '"bpb"' in finished("scripts/evaluate.py", "run", "my.txt")
+    for words, printed in (
+        (line, "resuming from step"),
+        (("scripts/generate.py", "run", "def f", "max_new_tokens=4"), "def f"),
+        (("scripts/evaluate.py", "run", "my.txt"), '"bpb"'),
+    ):
+        process = command(*words)
+        assert printed in process.communicate()[0]
+        assert process.returncode == 0
 
 
 @pytest.mark.slow

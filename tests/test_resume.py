@@ -6,11 +6,9 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +17,7 @@ from conftest import HEADS, some
 
 import lm.training.state
 import lm.training.train
-from lm.config import CheckpointConfig, DiagnosticsConfig, RunConfig, ValidationConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, ValidationConfig
 from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.folder import load_model, read_weights
@@ -59,7 +57,6 @@ VARIANTS = {  # each has dropout and accumulation, and is untied before step 13
     },
     COMPILED: {"optim": replace(MUON, ema=0.5), "compile": True},
 }
-Runs = Callable[..., RunConfig]
 
 
 def small(text, run_dir, **changes):
@@ -71,15 +68,13 @@ def small(text, run_dir, **changes):
 @pytest.fixture(scope="module")
 def whole(text_file, tmp_path_factory):
     """The undisturbed run of a variant."""
-    runs = {}
 
+    @cache
     def run_of(variant):
-        if variant not in runs:
-            begun = overfitting_run if variant == BEST else small
-            run = begun(text_file, tmp_path_factory.mktemp("whole") / "run", head=MIDTRAINING, **VARIANTS[variant])
-            train(run)
-            runs[variant] = run
-        return runs[variant]
+        begun = overfitting_run if variant == BEST else small
+        run = begun(text_file, tmp_path_factory.mktemp("whole") / "run", head=MIDTRAINING, **VARIANTS[variant])
+        train(run)
+        return run
 
     return run_of
 
@@ -87,15 +82,16 @@ def whole(text_file, tmp_path_factory):
 @pytest.fixture(scope="module")
 def left(whole, tmp_path_factory):
     """A copy of the run of a variant as SIGTERM left it after step 12 and then SIGKILL after step 21."""
-    folders = {}
+
+    @cache
+    def stopped(variant):
+        run = change(whole(variant), run_dir=str(tmp_path_factory.mktemp("left") / "run"))
+        stop(run, 12)
+        kill(run, 21)
+        return run.run_dir
 
     def copied(variant, folder):
-        if variant not in folders:
-            run = change(whole(variant), run_dir=str(tmp_path_factory.mktemp("left") / "run"))
-            stop(run, 12)
-            kill(run, 21)
-            folders[variant] = Path(str(run.run_dir))
-        shutil.copytree(folders[variant], folder)
+        shutil.copytree(stopped(variant), folder)
         return change(whole(variant), run_dir=str(folder))
 
     return copied
