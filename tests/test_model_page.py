@@ -54,16 +54,16 @@ def test_the_logits_are_ours(case, tmp_path):
 @pytest.mark.parametrize("changes", [{"position": "learned"}, {"rope_theta": 100.0, "d_head": 6}, {"position": "none"}])
 def test_decoding_past_the_context_is_ours(changes, tmp_path):
     """Each greedy token, and the five best with the logits that decided it."""
-    net, n_tokens, prompt = noisy(tiny(**changes), "tied_scaled", BPE.vocab_size), 32, [0, *range(5, 15)]
+    net, prompt = noisy(tiny(**changes), "tied_scaled", BPE.vocab_size), [0, *range(5, 15)]
     logits = []
-    tokens = [token for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), n_tokens)]
+    tokens = [token for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), 32)]
     page = export_page(net, BPE, tmp_path, "f32")
-    (steps,) = in_javascript(page, prompts=[prompt], n_tokens=n_tokens)["steps"]
+    (steps,) = in_javascript(page, prompts=[prompt], n_tokens=32)["steps"]
     assert [token for token, _ in steps] == tokens
-    for (_, candidates), expected in zip(steps, (row.topk(5) for row in logits), strict=True):
-        ids, values = zip(*candidates, strict=True)
-        assert list(ids) == expected.indices.tolist()
-        torch.testing.assert_close(torch.tensor(values), expected.values, rtol=0, atol=1e-4)
+    best = torch.stack(logits).topk(5)
+    shown = torch.tensor([candidates for _, candidates in steps])  # (steps, 5, 2)
+    assert torch.equal(shown[..., 0].long(), best.indices)
+    torch.testing.assert_close(shown[..., 1], best.values, rtol=0, atol=1e-4)
 
 
 def with_crossing_merges():
@@ -95,7 +95,7 @@ def test_a_browser_opens_the_page_and_generates(finished_run, text_file, command
     assert (code, err, out.split(":")[0]) == (0, "", f"{tmp_path}/out/model.html")
     prompt = "def <b>f</b>(x"
     expected = prompt + generate(*load_model(finished_run), prompt, 40)
-    with browser_page(390) as page:
+    with browser_page() as page:
         page.context.set_offline(True)
         refused = []
         page.on("console", lambda message: refused.append(message.text))
@@ -111,8 +111,6 @@ def test_a_browser_opens_the_page_and_generates(finished_run, text_file, command
         page.locator("#status", has_text="40 tokens, ").wait_for()
         assert page.text_content("#output") == expected
         assert page.locator("#output b").count() == 0
-        page.hover(".token >> nth=7")
-        assert "token 8," in page.inner_text("#step p")
         page.focus(".token[tabindex='0']")
         for key in ("ArrowRight", "Enter", "ArrowDown", "Enter"):
             page.keyboard.press(key)
@@ -126,10 +124,4 @@ def test_a_browser_opens_the_page_and_generates(finished_run, text_file, command
         page.wait_for_selector("#back", state="hidden")
         page.locator("#status", has_text="40 tokens, ").wait_for()
         assert page.text_content("#output") == expected
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        page.fill("#max_new_tokens", "100000")
-        page.click("#generate")
-        page.click("#stop")
-        page.wait_for_selector("#stop", state="hidden")
-        assert page.locator(".token").count() < 100_000
         assert refused == []
