@@ -120,10 +120,7 @@ def changed(added=(), **parts):
 UNCARRIED = [  # how a model is written, its settings, its tokenizer, and what is named
     (export, LLAMA | {"position": "none"}, BYTE, "model.position=none"),
     (export, QWEN3 | {"ffn": "relu2", "bias": True}, BYTE, "model.bias=true"),
-    (export, LLAMA | {"norm": "layernorm"}, BYTE, "model.norm=layernorm"),
-    (export, GPT2 | {"ffn": "gelu", "norm_order": "post"}, BYTE, "model.norm_order=post"),
     (export, GPT2 | {"ffn": "gelu", "d_head": 6}, BYTE, "model.d_head=6"),
-    (export, GPT2 | {"ffn": "swiglu"}, BYTE, "model.ffn=swiglu"),
     (export, GPT2 | {"ffn": "gelu", "qk_norm": True}, BYTE, "model.qk_norm=true"),
     (export, LLAMA | {"linear": "torch.nn.Linear"}, BYTE, "model.linear=torch.nn.Linear"),
     (export_gguf, LLAMA | {"ffn": "relu2"}, BPE, "format=gguf: model.ffn=relu2"),
@@ -132,7 +129,6 @@ UNCARRIED = [  # how a model is written, its settings, its tokenizer, and what i
     (export_gguf, LLAMA, BYTE, "format=gguf: this tokenizer"),
     (export_gguf, LLAMA, changed(added=["<t>"]), "format=gguf: this tokenizer"),
     (export_page, {"norm": "torch.nn.LayerNorm"}, BPE, "format=page: model.norm=torch.nn.LayerNorm"),
-    (export_page, {"linear": "lora"}, BPE, "format=page: model.linear=lora"),
     (export_page, {}, changed(normalizer=normalizers.NFC()), "format=page: this tokenizer"),
 ]
 

@@ -61,27 +61,20 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"baseline": "tid"}, "baseline=tid: no such arm; choose one of tied, untied"),
     ({"arms": {"tied": []}}, "arms: has 1"),
     ({"arms": {"tied": [], "un/tied": []}}, "arms.un/tied"),
-    ({"name": "../x"}, "name=../x"),
     ({"metric": "loss"}, "metric=loss: choose one of val_loss, val_bpb, val_top1"),
     ({"metric": "val_top1", "equivalence_margin": None}, "equivalence_margin: is missing"),
     ({"equivalence_margin": 0.0}, "equivalence_margin=0.0"),
     ({"primary": ["tied"]}, "primary: tied"),
     ({"baselines": {"untied": "untied"}, "primary": []}, "baselines.untied=untied"),
-    ({"baselines": {"tied": "untied"}}, "baselines.tied=untied"),
     ({"seeds": [0, 1, 0]}, "seeds=[0, 1, 0]"),
-    ({"seeds": [-1]}, "seeds=-1"),
     ({"seed_offsets": {"untied": 1}}, "seed_offsets.untied=1"),
-    ({"seeds": [0, 1, 2, 3], "looks": [2, 4]}, "looks=[2, 4]"),
     ({"seeds": [0, 1, 2], "looks": [3, 2]}, "looks=[3, 2]"),
     ({"folds": True, "seeds": [*range(11)]}, "seeds: 11 seeds hold out 11 different parts"),
-    ({"folds": True, "first_fold": 0.5, "seeds": [*range(10)]}, "seeds: 10 seeds hold out 11"),
     ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, "contrasts.it={'untied': 1, 'tied': -0.5}: "),
     ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, "contrasts.it=tid"),
-    ({"contrasts": {"it": {"untied": "one", "tied": -1}}}, "contrasts.it="),
     ({"match_parameters": {"untied": "model.dropout"}}, "match_parameters.untied=model.dropout"),
     ({"match_parameters": {"untied": "model.n_layers"}}, "arms.untied: ablation.match_parameters"),
     ({"match_parameters": {"tied": "model.d_ff"}}, "match_parameters: tied"),
-    ({"tune": "data.path"}, "tune=data.path"),
     ({"tune": "data.val_fraction"}, "tune=data.val_fraction"),  # each value would have a text of its own
     ({"tune": "trainer.max_epochs", "overrides": ["trainer.max_epochs=1"]}, "tune=trainer.max_epochs"),
     ({"tune": "model.dropout"}, "tune=model.dropout: expected a setting that is neither"),
@@ -131,18 +124,17 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner, key):
 
 
 def test_training_texts_are_compared_where_one_text_scores_both(planner):
+    """What one of them has of the scored text is told."""
     paths = {name: planner.root / f"{name}.txt" for name in ("first", "second", "scored")}
     for name, path in paths.items():
         path.write_text(f"{name} " * 300)
     arms = {name: [f"data.path={paths[name]}"] for name in ("first", "second")}
-    asked = {"arms": arms, "baseline": "first", "primary": []}
-    plan = planner.plan(f"data.val_path={paths['scored']}", **asked)
-    assert len({arm.identity["data_hash"] for arm in plan.arms.values()}) == 2
-    assert [*plan_warnings(planner.steps[-1].record)] == []
-    paths["second"].write_text("second " * 200 + paths["scored"].read_text())
-    planner.plan(f"data.val_path={paths['scored']}", **asked)
-    (warning,) = plan_warnings(planner.steps[-1].record)
-    assert " % of it in second and 0 % of it in first." in warning.summary
+    for leaked, told in (("", []), (paths["scored"].read_text(), [" % of it in second and 0 % of it in first."])):
+        paths["second"].write_text("second " * 200 + leaked)
+        plan = planner.plan(f"data.val_path={paths['scored']}", arms=arms, baseline="first", primary=[])
+        assert len({arm.identity["data_hash"] for arm in plan.arms.values()}) == 2
+        warnings = plan_warnings(planner.steps[-1].record)
+        assert all(part in warning.summary for part, warning in zip(told, warnings, strict=True))
 
 
 def test_each_budget_holds_equal_what_it_names(planner):

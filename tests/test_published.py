@@ -15,7 +15,6 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 from lm.cli.compose import compose
-from lm.cli.train import sweep_table as sweep
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
@@ -171,15 +170,3 @@ def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(s
     recipe, losses = LATEST[settings]
     assert len(losses) >= 7
     assert recipe == config_hash(composed(*settings.split(), "seed=0"))[:8]
-
-
-def test_a_sweep_ends_with_a_column_for_what_was_swept_and_a_row_for_each_set_of_seeds():
-    def run(head, seed, val_loss):
-        figures = {"val_bpb": 1.0, "val_top1": 0.5, "n_params": 1000, "seconds": 2.0}
-        return [f"head={head}", f"seed={seed}", "threads=1"], figures | {"seed": seed, "val_loss": val_loss}
-
-    runs = [run("tied", seed, seed + 0.5) for seed in (1, 2, 3, 6)]
-    head, *rows = sweep([*runs, run("once", 0, 1.0), runs[0]])
-    assert head[:5] == ("head", "seeds", "mean val_loss", "sd", "standard error")
-    assert rows[0][:5] == ("tied", "4", "3.5000", "2.1602", "1.0801"), "a run counts once"
-    assert rows[1][:5] == ("once", "1", "1.0000", "", ""), "of one seed there is no spread"

@@ -59,7 +59,6 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
 
 
 TEXTS = [RunConfig(data=DataConfig(source="text", path=f"{name}.txt")) for name in "aab"]
-HASHED = [RunConfig(init_sha256=digest) for digest in ("0123456789abcdef", None)]
 OWN_STD = [RunConfig(head=replace(HEADS["tied"], embedding_std=std)) for std in (0.02, 0.04)]
 KINDS_OF_LOSS = [RunConfig(loss=loss) for loss in ("plain", "chunked")]
 
@@ -71,7 +70,6 @@ KINDS_OF_LOSS = [RunConfig(loss=loss) for loss in ("plain", "chunked")]
         (TEXTS[:2], ["data_hash"], "data_hash"),  # the text has changed under its path
         (TEXTS[1:], ["data.path"], "the text b.txt"),
         (KINDS_OF_LOSS, ["loss"], "val_bpb  loss (setting)  "),  # which nobody should take for a score
-        (HASHED, ["init_sha256"], "01234567 "),  # shortened
     ],
 )
 def test_a_column_for_what_differs(runs, keys, words, tmp_path):
@@ -80,9 +78,7 @@ def test_a_column_for_what_differs(runs, keys, words, tmp_path):
     found = find_runs(tmp_path)
     assert differing(found) == keys
     assert words in listing(found, 2)
-    (first, *_) = csv.DictReader(io.StringIO(listing_csv(found)))
-    assert [*first][: 3 + len(keys)] == ["run", "status", "note", *keys]
-    assert first.get("init_sha256", "0123456789abcdef") == "0123456789abcdef"
+    assert listing_csv(found).startswith(f"run,status,note,{','.join(keys)},")
 
 
 def test_a_list_fits_the_terminal(tmp_path):

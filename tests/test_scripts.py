@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from statistics import fmean, stdev
 
 import psutil
 import pytest
@@ -152,12 +153,14 @@ def test_a_sweep_runs_each_job_and_compares_them(command, cwd):
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=5", "head=tied,untied", "seed=0,1"]
     code, out, _ = command("train", "-m", *words)
     assert code == 0
-    results = [json.loads(path.read_text()) for path in cwd.glob("runs/*/result.json")]
-    pairs = sorted((result["head"], result["seed"]) for result in results)
-    assert pairs == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
+    scores = [result(path.parent) for path in cwd.glob("runs/*/result.json")]
     head, *last = [re.split("  +", line) for line in out.strip().splitlines()[-3:]]
-    assert (head[:2], head[-1]) == (["head", "seeds"], "seconds"), "others: tests/test_published.py"
-    assert [line[:2] for line in last] == [["tied", "2"], ["untied", "2"]]
+    assert head[:5] == ["head", "seeds", "mean val_loss", "sd", "standard error"]
+    for name, line in zip(("tied", "untied"), last, strict=True):
+        values = {score["seed"]: score["val_loss"] for score in scores if score["head"] == name}
+        mean, sd = fmean(values.values()), stdev(values.values())
+        assert {*values} == {0, 1}
+        assert line[:5] == [name, "2", f"{mean:.4f}", f"{sd:.4f}", f"{sd / 2**0.5:.4f}"]
 
 
 @slow
