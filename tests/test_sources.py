@@ -136,7 +136,6 @@ def test_a_text_with_another_hash_is_refused(tmp_path):
     path.write_text("ähm\r\n" * 999, newline="")
     right = hashlib.sha256(path.read_bytes()).hexdigest()
     assert load("text", path, sha256=right.upper())[0][1].startswith("ähm\r\n")
-    prepare(DataConfig(source="text", path=str(path), sha256=right, max_bytes=100, seq_len=8), BYTE)
     path.write_text("ahm\r\n")
     assert f"data.sha256={right}" in refusal("text", path, sha256=right)
     (tmp_path / "texts/b.txt").write_text("another")

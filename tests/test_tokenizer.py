@@ -121,25 +121,21 @@ def test_a_long_text_is_encoded_as_at_once(layout, text, is_lossless, tmp_path):
         list(encode(tokenizer, part))
 
 
-@pytest.mark.parametrize("name", [EOT, "[EOS]"])
-def test_a_file_keeps_its_own_end_of_text_token(name, tmp_path):
-    tokenizer = loaded(tmp_path, BPE.to_json().replace(EOT, name))
-    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (400, BPE.eot, name)
-    assert not tokenizer.eot_added
-    text = SPELLED.replace(EOT, name)
-    assert tokenizer.eot not in tokenizer.encode(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert loaded(tmp_path, tokenizer.to_json()).hash == tokenizer.hash
-
-
-@pytest.mark.parametrize(("name", "special"), [("[SEP]", "true"), ("</s>", "false")])
-def test_a_file_without_an_end_of_text_token_gets_one_more(name, special, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "special", "is_added"),
+    [(EOT, "true", False), ("[EOS]", "true", False), ("[SEP]", "true", True), ("</s>", "false", True)],
+)
+def test_a_file_keeps_its_own_end_of_text_token_or_gets_one_more(name, special, is_added, tmp_path):
     """A token that is not special does not count: an ordinary text may contain it."""
     content = BYTE.to_json().replace(EOT, name).replace('"special":true', f'"special":{special}')
     tokenizer = loaded(tmp_path, content)
-    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (258, 257, EOT)
-    assert tokenizer.eot_added
-    assert tokenizer.eot not in tokenizer.encode(SPELLED)
+    expected = (258, 257, EOT) if is_added else (257, BYTE.eot, name)
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == expected
+    assert tokenizer.eot_added == is_added
+    text = SPELLED.replace(EOT, tokenizer.eot_token)
+    assert tokenizer.eot not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert loaded(tmp_path, tokenizer.to_json()).hash == tokenizer.hash
 
 
 def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog):
