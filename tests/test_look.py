@@ -7,7 +7,9 @@ import re
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import TEXT, TINY_RUN
@@ -77,6 +79,14 @@ def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen():
     note, *rows = continuations(models[:1], "f~r", 3, GREEDY)
     assert "'~'" in note["note"]
     assert [row["text"] for row in rows] == [row["text"] for row in continuations(models[:1], "fr", 3, GREEDY)]
+
+
+def test_the_bytes_of_passages_are_those_of_the_validation_text():
+    """A passage may end inside of a character."""
+    text, model = "日本語の文。" * 200, loaded("a")
+    model.text = SimpleNamespace(val=np.array([BYTE.begin, *BYTE.encode(text)], np.uint16))
+    passages = range(scored_text([model], "")["n_passages"])
+    assert sum(scored_text([model], "", passage)["n_bytes"] for passage in passages) == len(text.encode())
 
 
 def test_candidates_have_the_shares_that_sampling_draws_from():

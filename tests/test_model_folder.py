@@ -10,7 +10,7 @@ import tokenizers
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
 from helpers.models import GPT2, LLAMA, QWEN3, noisy
-from helpers.runs import composed
+from helpers.runs import RUN, composed
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import normalizers
@@ -26,6 +26,7 @@ from lm.lab.formats.huggingface import export
 from lm.lab.formats.page import export_page
 from lm.model.transformer import Transformer
 from lm.system.files import read_json
+from lm.training.train import train
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)
@@ -84,6 +85,7 @@ def with_setting(**changes):
         *((name, None, name) for name in FILES[:2]),
         ("config.json", None, "model"),
         ("config.json", with_setting(format=99), "format"),
+        ("config.json", with_setting(sha256={"/dev/zero": "x"}), "sha256"),
         ("config.json", with_setting(seq_len=0), "seq_len=0"),
         ("config.json", with_setting(vocab_size=10**12), "embed.weight"),
         ("config.json", with_setting(model={"n_layers": 1}), "model.safetensors"),
@@ -150,6 +152,13 @@ def test_a_weight_that_becomes_infinite_is_refused(write, dtype, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_command_writes_a_file_of_llama_cpp_and_says_which(command, tmp_path):
+    save_model(noisy(tiny(**LLAMA), "tied", BPE.vocab_size), BPE, tmp_path / "model")
+    words = (f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=gguf", "dtype=q8_0")
+    code, out, err = command("export", *words)
+    assert (code, err, out.split(":")[0]) == (0, "", f"{tmp_path}/out/model.gguf")
+
+
 @pytest.mark.parametrize("form", ["hf", "gguf", "page"])
 def test_a_model_that_diverged_is_not_exported(form, command, tmp_path):
     net = noisy(tiny(**LLAMA), "tied", BPE.vocab_size)
@@ -202,3 +211,15 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")
+
+
+@pytest.mark.slow
+def test_the_words_of_a_card_name_the_start(finished_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished_run, "base")
+    Path("a text (1).txt").write_text(TEXT)
+    words = [f"init_from={tmp_path}/base", "model.linear=lora", "optim=adamw", "trainer.max_steps=2", "run_dir=tuned"]
+    _, result = train(composed(*RUN, *words, f"data.path={tmp_path}/a text (1).txt"))
+    text = card("tuned", "out")
+    assert hash_by_words(text) == result["config_hash"]
+    assert str(tmp_path) not in text

@@ -130,7 +130,7 @@ COMMANDS = {
 }
 COMMANDS |= {name: words for words, name in re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE, re.M)}
 # `recipe` was run from a copy of its text; the others have settings that are no more
-APART = {"recipe", "tying_pilot", "tying_trials", "tying/time"}
+APART = {"recipe", "tying_pilot", "tying_trials", "tying/time", "tying/adamw_longer"}
 
 
 IN_CI = ["cs336/parts", "own_text", "tying/main", "tying_untie_when"]  # of each file of configs/ablation/ one

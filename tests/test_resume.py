@@ -23,7 +23,7 @@ import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, ValidationConfig
 from lm.data.tokens import prepare
 from lm.errors import UserError
-from lm.folder import load_model, read_weights
+from lm.folder import load_model, read_base, read_weights
 from lm.scoring import validate
 from lm.system.files import is_run
 from lm.training.run_directory import RunLocked
@@ -321,12 +321,16 @@ def add_one_of_another_run(folder):
     torch.save(content | {"config_hash": "another"}, folder / "step-00000021.ckpt")
 
 
-@pytest.mark.parametrize("damage", [cut_all, add_one_of_another_run])
+def remove_the_settings(folder):
+    (folder.parent / "config.yaml").unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_all, add_one_of_another_run, remove_the_settings])
 def test_checkpoints_of_no_use_are_refused(damage, left, tmp_path):
     run = left(ADAMW, tmp_path / "run")
     damage(tmp_path / "run/checkpoints")
     before = files(tmp_path / "run")
-    with pytest.raises(UserError, match=f"^{tmp_path / 'run/checkpoints'}"):
+    with pytest.raises(UserError, match=f"^{tmp_path / 'run'}/.*: "):
         train(run)
     assert files(tmp_path / "run") == before
 
@@ -403,7 +407,7 @@ class Own(nn.Module):
 """
 
 
-def test_a_class_of_the_user_is_averaged_and_is_code(text_file, tmp_path, monkeypatch):
+def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path, monkeypatch):
     """Its counter is that of the trained model, its tensors may lie in no file, its code is hashed."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counts_of_mine.py").write_text(CLASS)
@@ -412,6 +416,9 @@ def test_a_class_of_the_user_is_averaged_and_is_code(text_file, tmp_path, monkey
     run = replace(run, model=replace(run.model, ffn="counts_of_mine.Own"))
     train(run)
     assert weights(tmp_path / "run")["blocks.0.ffn.n"] == 6
+    adapted = replace(run, model=replace(run.model, linear="lora"), init_from=run.run_dir)
+    adapted = replace(adapted, tokenizer=read_base(run.run_dir).tokenizer, run_dir=str(tmp_path / "adapted"))
+    assert train(adapted)[1]["val_loss"] > 0
     stopped = replace(run, run_dir=str(tmp_path / "stopped"))
     stop(stopped, 3)
     (tmp_path / "factor_of_mine.py").write_text("FACTOR = 2.0\n")  # which the class imports

@@ -94,10 +94,11 @@ def test_a_finished_run_is_read_and_never_touched(finished):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_validations_and_samples(finished, tmp_path, capsys):
+def test_validations_and_samples(finished, tmp_path, capsys, monkeypatch):
     """The curve ends at the score bit for bit; rows before it are estimates. Prompts are continued at each of them."""
     run, validation = finished[0], ValidationConfig(every=5, batches=2)
     run = change(run, run_dir=str(tmp_path), prompts=["def f"], validation=validation, enable_progress_bar=True)
+    monkeypatch.setattr("lm.training.log.shows_bar", lambda run: True)  # as in a terminal
     stop(run, 7)  # a resume keeps the samples before it
     folder, scores = train(run)
     printed = capsys.readouterr().err
