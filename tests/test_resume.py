@@ -169,6 +169,7 @@ def test_without_resume_a_run_starts_again_once(restarts, resumed_from, whole, l
     (tmp_path / "run/samples.jsonl").write_text('{"step": 5, "samples": []}\n')  # of the attempt before
     train(replace(run, checkpoint=CheckpointConfig(every=10, resume=False)))
     assert (tmp_path / "run/samples.jsonl").exists() == bool(resumed_from)
+    (tmp_path / "run/samples.jsonl").unlink(missing_ok=True)
     assert result(tmp_path / "run")["resumed_from"] == resumed_from
     assert outcome(run) == outcome(whole(ADAMW))
     again = composed(f"run_dir={tmp_path / 'run'}")
