@@ -317,6 +317,13 @@ def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path):
 # --- the page in a browser
 
 
+def fits_a_phone(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    fits = page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1200, "height": 800})
+    return fits
+
+
 def opened(page, server, view, second="untied"):
     page.goto("about:blank")
     page.goto(f"{server.address}#{view}&first=tied&second={second}")
@@ -353,6 +360,7 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page,
     page.fill("[name=top_k]", "3")
     page.click("#prompt-form .main")
     page.wait_for_selector("#message:has-text('top_k=3')")
+    assert fits_a_phone(page)
 
 
 @slow
@@ -370,6 +378,7 @@ def test_attention_is_shown_for_a_token_by_one_head_or_by_the_mean_of_all(page, 
     assert "% goes to token 1," in column.locator("p").inner_text()
     column.locator(".token").last.hover()
     assert "is not seen" in column.locator("p").inner_text()
+    assert fits_a_phone(page)
 
 
 @slow
@@ -392,6 +401,7 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page, ser
     assert "8 nats" in page.inner_text("#text-scale")
     page.select_option("#second", "char")
     page.wait_for_selector("#message:has-text('with the tokenizer of')")
+    assert fits_a_phone(page)
 
 
 @slow
@@ -407,3 +417,4 @@ def test_runs_are_listed_while_they_train_and_open(page, server, folder):
     page.get_by_role("button", name="Open char").click()
     assert page.input_value("#first") == "char"
     page.wait_for_selector("#prompt .token.chosen")
+    assert fits_a_phone(page)
