@@ -162,7 +162,8 @@ def test_the_size_of_a_text_chooses_its_recipe(folder):
         recipe_for(["data=text", "data.path=short.txt"])
 
 
-def test_what_is_typed_may_choose_limit_or_leave_the_recipe():
+def test_what_is_typed_may_choose_limit_or_leave_the_recipe(caplog):
+    caplog.set_level("INFO")
     own = recipe_of(os.path.getsize("my.txt"))
     for typed, name in {
         **dict.fromkeys(("experiment=chars", "model=medium", "tokenizer=bpe", "optim=adamw", "init_from=x"), None),
@@ -174,6 +175,8 @@ def test_what_is_typed_may_choose_limit_or_leave_the_recipe():
         "data.path=${head.name}.txt": None,
     }.items():
         assert recipe_for([*MY_TEXT, typed], is_sweep=True) == name, typed
+    assert "my.txt gets no recipe, because optim= is typed" in caplog.messages
+    assert recipe_for(["data=text", "optim=adamw"]) is None
     with pytest.raises(UserError, match="different recipes"):
         recipe_for([*MY_TEXT, "data.max_bytes=2000,100000"], is_sweep=True)
 

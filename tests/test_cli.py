@@ -38,7 +38,7 @@ def place(tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
-    (folder / "report.pdf").write_bytes(b"%PDF" + b"\xe9" * 9000)
+    (folder / "report.pdf").write_bytes(b"%PDF" + b"e" * 9000)
     (folder / "configs/model").mkdir(parents=True)
     (folder / "configs/model/bad.yaml").write_text("n_layers: [")
     (folder / "configs/model/misspelt.yaml").write_text("n_layer: 3")
@@ -62,7 +62,7 @@ MISTAKES = """
     train optimizer=sgd -> optim=NAME with one of adamw,
     train my.txt data.max_bytes=1000 -> data.max_bytes=1000: leaves 1,000 bytes
     train report.pdf data=text -> report.pdf: is a PDF
-    train runs -> data.path=runs: a folder without files
+    train runs -> data.path=runs: a folder without files; runs and hidden files in it are left out
     train mine.yaml -> mine.yaml: no such file
     train my.tx -> did you mean my.txt?
     train my.txt untied -> head=untied
@@ -113,6 +113,7 @@ MISTAKES = """
     generate run_dir=. prompt_file=absent -> absent
     generate run_dir=. prompt_file=latin.txt -> latin.txt
     generate . self.x=1 -> self.x: no such key; --help shows the settings (a prompt: prompt=self.x=1)
+    generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
     evaluate mine.txt -> mine.txt: no such file
     evaluate run_dir=x data.path=y -> data.path=y

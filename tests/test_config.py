@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -456,6 +457,11 @@ def test_a_directory_is_named_by_the_run_and_found_by_its_hash(tmp_path, monkeyp
     path.mkdir(parents=True)
     assert default_directory(moved, "0123456789abcdef") == path
     assert default_directory(moved, "9999999999999999") != path
+    Path("-texts").mkdir()
+    monkeypatch.chdir("-texts")
+    for pattern in (".", "'*.txt'", "../-texts/**/*.txt"):
+        name = default_directory(run_of(f"data.source=text data.path={pattern}"), "0123456789abcdef").name
+        assert name.startswith("texts-bpe"), "a name that no program takes for a flag"
 
 
 # --- configs/

@@ -101,16 +101,16 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
     typed, equals, value = word.partition("=")
     if not typed:
         return f"{word}: expected key=value without spaces around the ="
-    name = typed.lstrip("-+~").replace("-", "_").lower()
     if not equals and "=" not in following and not following.startswith("-"):
         value = following
     what = "flag" if typed.startswith("-") else "key"
-    meant = " or ".join(_assigned(key, value, kinds) for key in _similar_keys(name, kinds))
+    meant = " or ".join(_assigned(key, value, kinds) for key in _similar_keys(typed, kinds))
     return f"{typed}: no such {what}; {f'did you mean {meant}?' if meant else '--help shows the settings'}"
 
 
-def _similar_keys(name: str, kinds: Kinds) -> list[str]:
+def _similar_keys(typed: str, kinds: Kinds) -> list[str]:
     """Return the settings that a name may mean: by its everyday name, its last part, or nearly its spelling."""
+    name = typed.lstrip("-+~").replace("-", "_").lower()
     if NAMES.get(name) in kinds:
         return [NAMES[name]]
     last = {key: key.rpartition(".")[2] for key in kinds}
@@ -308,7 +308,11 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
     paths = given.get("data.path", [])
     absent = [path for path in paths if not os.path.exists(path)]
     is_computed = any("${" in path or FUNCTION.match(path) for path in absent)  # by Hydra
-    if decided & given.keys() or is_computed or kind not in ("text", "json", "csv", "parquet"):
+    if is_computed or kind not in ("text", "json", "csv", "parquet"):
+        return None
+    if typed := sorted(decided & given.keys()):
+        if paths and {*typed} <= {"model", "tokenizer", "optim"}:
+            log.info("%s gets no recipe, because %s= is typed", paths[0], typed[0])
         return None
     settings: dict[str, Any] = {
         key: given[f"data.{key}"][0] for key in ("column", "cache_dir") if f"data.{key}" in given

@@ -219,8 +219,10 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     digests = [state for state, _ in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
     digests += [saved.get("states", {}).get("data.path")] * is_same_column
     was_read = local_states(text, TokenizerConfig()).get("data.path", "") in digests
-    if is_same_file or was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
+    if was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
+    elif is_same_file:
+        log.warning("%s: run_dir=%s was trained on most of its files, and this is one of them", text.path, run_dir)
 
 
 def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:

@@ -59,13 +59,14 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
     place = Path(path)
     if place.is_file():
         return {place.name: place}
-    root = place if place.is_dir() else _literal_part(place)
+    root = place if place.is_dir() else literal_part(place)
     paths = _walk(root) if place.is_dir() else matches(path)
     files = sorted(file for file in paths if (not endings or extension(file) in endings) and file.is_file())
     if not files:
         kinds = " or ".join(endings) or "files"
-        what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
-        what = "is no regular file" if place.exists() and not place.is_dir() else what
+        what = "is no regular file" if place.exists() else "no such file, folder or glob"
+        if place.is_dir():
+            what = f"a folder without {kinds}; runs and hidden files in it are left out"
         raise UserError(f"{key}={path}: {what}")
     return {file.relative_to(root).as_posix(): file for file in files}
 
@@ -91,7 +92,7 @@ def matches(pattern: str) -> list[Path]:
 
     Hidden files, and the content of linked folders below a `**`, are left out.
     """
-    root = _literal_part(Path(pattern))
+    root = literal_part(Path(pattern))
     below = str(Path(pattern).relative_to(root))
     if below.endswith("**"):  # a ** at the end stands for folders alone
         below += "/*"
@@ -101,7 +102,7 @@ def matches(pattern: str) -> list[Path]:
     return []
 
 
-def _literal_part(pattern: Path) -> Path:
+def literal_part(pattern: Path) -> Path:
     """Return the folders with which a glob begins: without a wildcard, or existing as they stand, as `a [1]`."""
     root = Path()
     for part in pattern.parts[:-1]:

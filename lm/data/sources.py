@@ -44,6 +44,8 @@ EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "enc
 OTHER_KINDS = {  # first bytes of a file that is no text
     b"PAR1": "a Parquet file; use data=parquet data.column=NAME",
     b"%PDF": "a PDF; pdftotext FILE makes a text of it",
+    b"{\\rt": "an RTF file; expected the text in it",
+    b"\x89PNG": "a picture",
     b"PK\x03\x04": "a zip archive, as .docx and .epub are; expected the text in it",
 }
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
@@ -94,6 +96,10 @@ class TextFiles:
             for number, document in enumerate(_parted(self._blocks(file), separator.encode()), 1):
                 yield f"{name}:{number}", [document]
 
+    def _advice(self) -> str:
+        """Return how a file that is no text is left out."""
+        return "; a glob in quotes, as in 'texts/*.txt', leaves files out" if len(self.files) > 1 else ""
+
     def _blocks(self, file: Path, limit: float = inf) -> Iterator[bytes]:
         """Yield the text of a file up to `limit` bytes, and read on only for data.sha256."""
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
@@ -102,14 +108,17 @@ class TextFiles:
             while n_read < limit or self.sha256:
                 block = content.read(BLOCK)
                 digest.update(block)
+                if n_read == 0 and block[:4] in OTHER_KINDS:
+                    raise UserError(f"{place}: is {OTHER_KINDS[block[:4]]}{self._advice()}")
                 if n_read < limit:
-                    if (zero := block.find(b"\0")) >= 0:
-                        raise _not_utf8(file, n_read + zero)
                     try:
                         decoder.decode(block, final=not block)
                     except UnicodeDecodeError as error:
                         begin = n_read + len(block) - len(error.object)
-                        raise _not_utf8(file, begin + error.start, error.reason) from error
+                        fault = _not_utf8(file, begin + error.start, error.reason)
+                        raise UserError(f"{fault}{self._advice()}") from error
+                    if (zero := block.find(b"\0")) >= 0:
+                        raise UserError(f"{_not_utf8(file, n_read + zero)}{self._advice()}")
                     yield block.removeprefix(codecs.BOM_UTF8) if n_read == 0 else block
                 n_read += len(block)
                 if not block:
@@ -210,12 +219,10 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     yield bytes(text)
 
 
-def _not_utf8(file: Path, at: int, reason: str | None = None) -> UserError:
-    """Return the error about a byte that is not UTF-8 for a `reason`, or without a `reason` about a byte of zero."""
+def _not_utf8(file: Path, at: int, reason: str | None = None) -> str:
+    """Return the line about a byte that is not UTF-8 for a `reason`, or without a `reason` about a byte of zero."""
     with open_file(file) as content:
         start = content.read(4)
-    if start in OTHER_KINDS:
-        return UserError(f"{file}: is {OTHER_KINDS[start]}")
     encoding, other = "latin1", " (windows-1252 is another common encoding)"
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encoding, other = "utf-16", ""
@@ -225,7 +232,7 @@ def _not_utf8(file: Path, at: int, reason: str | None = None) -> UserError:
     if reason is None and encoding == "latin1":
         cure = "tr -d '\\0' < FILE > NEW removes such bytes"
     fault = "has a zero byte" if reason is None else f"not UTF-8 ({reason})"
-    return UserError(f"{file}: {fault} at byte {at}; if it is a text, {cure}")
+    return f"{file}: {fault} at byte {at}; if it is a text, {cure}"
 
 
 def open_sources(config: DataConfig) -> list[Source]:

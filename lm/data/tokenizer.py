@@ -142,7 +142,7 @@ class Tokenizer:
             if not unknown or HALF.search(prompt):
                 raise
             characters = " ".join(map(repr, unknown))
-            _warn_once("the model does not know %s: the prompt is continued without", characters)
+            _warn_once("the model does not know %s: the prompt is continued without them", characters)
             return "".join(c for c in prompt if c in vocabulary)
 
     def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:

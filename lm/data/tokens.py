@@ -128,7 +128,7 @@ def _check_lengths(data: TextData, config: DataConfig) -> None:
             what = f"has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}"
             raise UserError(f"data: the {name} text {what}: give more text{advice}")
     if config.order == "documents" and len(data.document_starts()) == 1:
-        raise UserError("data.order=documents: no end-of-text token parts the training text; choose data.order=windows")
+        raise UserError("data.order=documents: the training text is one document; choose data.order=windows")
 
 
 def encode_whole(config: DataConfig, tokenizer: Tokenizer) -> tuple[np.ndarray, int, str]:

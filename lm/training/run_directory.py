@@ -5,6 +5,7 @@
 settings, text and tokenizer, and `code` (the version and the hash of the code).
 """
 
+import glob
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from lm.config import (
     foreign_classes,
     requested_settings,
 )
+from lm.data.paths import is_url, literal_part
 from lm.data.sources import local_states, text_of_run
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import TOKENIZER, read_result
@@ -49,11 +51,14 @@ def default_directory(run: RunConfig, config_hash: str) -> Path:
     Return a directory with that hash under any name if there is one, because its text may have been
     renamed.
     """
-    path = without_secrets(run.data.path).rstrip("/") if run.data.path else run.data.source
+    place = without_secrets(run.data.path) if run.data.path else run.data.source
+    if run.data.path and not is_url(place):  # . and *.txt have the name of their folder
+        is_glob = glob.has_magic(place) and not os.path.exists(place)
+        place = os.path.abspath(literal_part(Path(place)) if is_glob else place)
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
     suffix = config_hash[:8]
-    name = f"{Path(path).stem[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{suffix}"
+    name = f"{Path(place.rstrip('/')).stem.lstrip('-_')[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{suffix}"
     directory = Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
     if directory.exists():
         return directory

@@ -67,7 +67,7 @@ def continuations(
         kept = tokenizer.without_unknown(prompt)
         prompts.append([tokenizer.begin, *tokenizer.encode(kept)])
         if unknown := "".join(dict.fromkeys(c for c in prompt if c not in kept)):
-            yield {"model": i, "note": f"The model does not know {unknown!r}: the prompt is continued without."}
+            yield {"model": i, "note": f"The model does not know {unknown!r}: the prompt is continued without them."}
     # A model with another tokenizer cannot take half of a character.
     text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
     for model in models:
