@@ -79,7 +79,9 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
     first = lab.run(**asked)
     assert first.counts() == {"done": 5, "failed": 1, "killed": 1, "diverged": 1, "missing": 0}
     assert first.record.ended is None
-    assert "2 of 8 runs have failed" in summaries(first)
+    said = summaries(first)
+    assert "1 of 8 runs have failed" in said
+    assert "1 of 8 runs were killed from outside" in said
     names = {(run.arm, run.seed): run.run_dir for run in first.record.runs}
     failed = {names["untied", 1], names["untied", 2]}
     assert {name for name in made if made.count(name) == 2} == failed, "a run that fails is tried twice"

@@ -46,6 +46,10 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
     lab.run(**words)
     assert starts == {(arm, seed): sha256[seed] for arm in ARMS for seed in (0, 1)}
     assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()
+    assert lab.run(**words, seeds=[1, 0]).record.changed == [], "the order of the seeds is no change"
+    shutil.rmtree(lab.root / "bases/seed1")
+    train_base(lab, 1, "optim.lr=0.02")
+    assert lab.run(**words).record.changed == [4], "another model of any seed is one"
     with pytest.raises(UserError, match=r"init_from=.*bases/seed2: no such folder"):
         lab.run(**words, seeds=[0, 1, 2])
     for differs in ("tokenizer=char", "model.n_layers=1"):

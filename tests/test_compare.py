@@ -63,7 +63,7 @@ def test_a_question_has_one_folder_whatever_decides_nothing(at_home):
         return str(folder_of(config, compose_question(config)))
 
     words = ["my.txt", *TINY]
-    assert folder() == "ablations/head-tied-untied"
+    assert folder() == folder("checkpoint.every=2", "logger=tensorboard") == "ablations/head-tied-untied"
     same = [words[::-1], [*words, "seeds=4"], [*words, "checkpoint.every=2", "logger=tensorboard"], ["./my.txt", *TINY]]
     assert {folder(*words)} == {folder(*other) for other in same}
     assert re.fullmatch(r"ablations/head-tied-untied-\w{8}", folder(*words))

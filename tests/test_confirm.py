@@ -44,9 +44,11 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     write_record(record, folder)
     again = confirmation(folder)
     assert (again["seeds"], again["first_fold"]) == ([306, 308], 4.0), "neither a seed nor a part that was ever used"
-    RunFiles(folder / "runs/tied-seed100-0").status.unlink()
-    with pytest.raises(UserError, match="has not ended"):
-        confirmation(folder)
+    run = RunFiles(folder / "runs/tied-seed100-0")
+    for end in (lambda: run.status.unlink(), lambda: run.write_status("killed", "by signal 9")):
+        end()
+        with pytest.raises(UserError, match="has not ended"):
+            confirmation(folder)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
     write_result(run.run_dir, val_loss=3.5)
     assert runs(study).val_loss[0] == 3.5
     (run.run_dir / "result.json").write_text("[]")
-    with pytest.raises(UserError, match=r"result\.json: .*; remove the folder of the run, and the same command makes"):
+    with pytest.raises(UserError, match=r"result\.json: .*; without the folder of the run and its row in results.csv"):
         status()
 
 

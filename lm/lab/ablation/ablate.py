@@ -98,7 +98,7 @@ def ablate(
 
 
 def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
-    return all(getattr(record, key) == getattr(before, key) for key in ("question", "overrides", "runs"))
+    return all(getattr(record, key) == getattr(before, key) for key in ("question", "overrides", "runs", "changed"))
 
 
 class _Progress:

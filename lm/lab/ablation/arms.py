@@ -80,6 +80,7 @@ def build_arms(
                 seeds = [question.seed_of(name, seed) for seed in question.seeds]
                 for place in dict.fromkeys(path.replace(SEED, str(seed)) for seed in seeds):
                     _check_base(arm, place)
+                    arm.bases[place] = read_base(place).sha256
         arms[name] = arm
     arms = {name: arms[name] for name in question.arms}
     _check_distinct(question, arms)

@@ -26,7 +26,7 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import CONTRASTS, FILE, RunReader, by_key, read_record
+from lm.lab.ablation.folder import CONTRASTS, ENDED, FILE, RunReader, by_key, read_record
 from lm.lab.ablation.question import AGAIN, LEARNING_RATE, LONGEST, MOST_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -272,7 +272,7 @@ def confirmation(source: Path) -> QuestionFile:
     record = read_record(source)
     question = record.question
     reader = RunReader(source)
-    if not record.runs or any(reader.outcome(run.run_dir).status == "missing" for run in record.runs):
+    if not record.runs or any(reader.outcome(run.run_dir).status not in ENDED for run in record.runs):
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
     pairs, arms = question.pairs(), [*question.primary_arms()]
     while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with

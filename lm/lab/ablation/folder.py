@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import filelock
 import pandas as pd
 
-from lm.cli.arguments import PATHS, key_of
+from lm.cli.arguments import GROUPS, PATHS, key_of
 from lm.config import RunConfig, build, deciding_settings, described_settings
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
@@ -63,6 +63,7 @@ class ArmRecord:
     scored_tokens: list[int] = field(default_factory=list)  # of the validation text of each pair; one text: one number
     copied: float = 0.0  # share of a validation text of its own that stands in the training text
     identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision
+    bases: dict[str, str] = field(default_factory=dict)  # hash of each model that its runs start from, by its path
 
     def __post_init__(self) -> None:  # the record is published with the report
         self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
@@ -132,7 +133,10 @@ def design_of(question: Question, arms: Mapping[str, ArmRecord]) -> dict[str, An
     design["primary"] = sorted(question.primary_arms())
     hashes = ("data_hash", "tokenizer_hash")  # of the text, wherever it lies
     design["arms"] = {
-        name: deciding_settings(arm.settings | {key: arm.identity[key] for key in hashes}) for name, arm in arms.items()
+        name: deciding_settings(
+            arm.settings | {key: arm.identity[key] for key in hashes} | {"init_sha256": sorted(arm.bases.values())}
+        )
+        for name, arm in arms.items()
     }
     return design
 
@@ -160,8 +164,15 @@ def folder_of(config: AblateConfig, runs: Mapping[str, RunConfig]) -> Path:
     if config.output_dir:
         return Path(config.output_dir)
     settings = identifying(asdict(runs[config.ablation.baseline]))
-    typed = f"-{json_sha256(settings)[:8]}" if config.overrides else ""
+    typed = f"-{json_sha256(settings)[:8]}" if any(map(_decides, config.overrides)) else ""
     return Path("ablations") / f"{config.ablation.name}{typed}"
+
+
+def _decides(override: str) -> bool:
+    """Return whether a typed setting may decide a score: a text, a whole group, or a setting that a run is known by."""
+    key = key_of(override).partition("@")[0]
+    is_group = key in GROUPS and key != "logger"
+    return is_group or key in ("init_from", "max_tokens") or bool(described_settings({key: None}))
 
 
 def identifying(settings: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +239,7 @@ class RunFiles:
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
         except UserError as error:
-            advice = "remove the folder of the run, and the same command makes the run again"
+            advice = "without the folder of the run and its row in results.csv, the same command makes the run again"
             raise UserError(f"{error}; {advice}") from error
 
     def steps(self) -> int:

@@ -61,8 +61,9 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         yield Weakness(f"Tuning is not finished ({untuned}).", "The same command goes on with it.")
     if counts["missing"]:
         yield Weakness(f"{counts['done']} of {total} runs are done.", "Verdicts can still change.")
-    if n_failed := counts["failed"] + counts["killed"]:
-        yield Weakness(f"{n_failed} of {total} runs have failed.", "The same command makes them again.")
+    for status, words in (("failed", "have failed"), ("killed", "were killed from outside")):
+        if counts[status]:
+            yield Weakness(f"{counts[status]} of {total} runs {words}.", "The same command makes them again.")
     asked = results.asked()
     n_pairs = max((row.n_seeds for row in asked), default=0)  # a lost run leaves fewer pairs than seeds
     n = n_pairs if n_pairs and not counts["missing"] else results.n_seeds
