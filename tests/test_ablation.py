@@ -71,7 +71,7 @@ def files(folder):
 # --- what is missing is made, and nothing else
 
 
-def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
+def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly, capsys):
     """Whatever became of the runs of an earlier call."""
     ends = {("tied", 1): math.nan, ("untied", 1): "failed", ("untied", 2): "killed"}
     made = instantly(lambda spec: ends.get((spec.arm, spec.seed), near(spec)))
@@ -79,6 +79,8 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly):
     first = lab.run(**asked)
     assert first.counts() == {"done": 5, "failed": 1, "killed": 1, "diverged": 1, "missing": 0}
     assert first.record.ended is None
+    assert "run 8 of 8: " in (shown := capsys.readouterr().err), "runs that are tried twice count once"
+    assert "of 10" not in shown
     said = summaries(first)
     assert "1 of 8 runs have failed" in said
     assert "1 of 8 runs were killed from outside" in said

@@ -106,19 +106,20 @@ class _Progress:
 
     def __init__(self, plan: Plan, reports: bool) -> None:
         self.plan = plan
-        self.n_ended = self.n_runs = self.steps_ended = 0
+        self.ended = set[str]()  # a run that is tried twice counts once
+        self.n_runs = self.steps_ended = 0
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE if reports else math.inf
 
     def begin(self, step: Step) -> Any:
         """Return the bar of the runs of a step."""
         self.step, self.steps_ended = step, 0
-        self.n_runs = self.n_ended + len(step.missing) + step.n_open
+        self.n_runs = len(self.ended | {run.run_dir for run in step.missing}) + step.n_open
         total = sum(run.run.trainer.max_steps for run in step.todo)
         return tqdm(total=total, desc=self.plan.question.name, unit="step", leave=False, disable=None)
 
     def on_end(self, run: RunSpec) -> None:
         """Print a line for each run, and write what there is into the report, if that has not been done lately."""
-        self.n_ended += 1
+        self.ended.add(run.run_dir)
         self.steps_ended += run.run.trainer.max_steps
         others = [other for other in self.step.missing if other.run_dir != run.run_dir]
         self.step = replace(self.step, missing=others)
@@ -127,9 +128,8 @@ class _Progress:
         at = f" at {run.factor:.3g} times its {self.plan.question.tune}" if self.plan.arms[run.arm].is_tuned else ""
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(seconds_to_go(self.plan, self.step))
-        self.print_line(
-            f"run {self.n_ended} of {self.n_runs}: {run.arm}{at}, seed {run.seed}, {score}{reason}; about {to_go} to go"
-        )
+        what = f"run {len(self.ended)} of {self.n_runs}: {run.arm}{at}, seed {run.seed}"
+        self.print_line(f"{what}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
             results = results_of(self.step.record, self.plan.reader)
             write_report(results)
