@@ -62,11 +62,14 @@ class Diverged(UserError):
 
 @contextmanager
 def error_prefix(place: str) -> Iterator[None]:
-    """Put the key or the file in front of the message of a UserError from inside this context."""
+    """Put the key or the file in front of the message of a UserError from inside this context, and below a fault."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
+    except Exception as error:
+        error.add_note(place)
+        raise
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, SEQ, TIED, VOCAB, tiny
+from conftest import ROOT, SEQ, TEXT, TIED, VOCAB, tiny
 from torch import nn
 
 from lm.config import OptimConfig, foreign_classes
@@ -202,3 +202,16 @@ def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
     monkeypatch.chdir(tmp_path / "here")
     assert import_class("model.linear", "shadow.Linear") is nn.Linear
+
+
+def test_a_fault_of_a_class_names_the_arm_that_has_it(tmp_path, monkeypatch, command):
+    head = (
+        "from torch import nn\n\nclass FFN(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
+    )
+    (tmp_path / "faulty.py").write_text(f"{head}\n    def forward(self, x):\n        1 / 0\n")
+    (tmp_path / "t.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["model.ffn=swiglu,faulty.FFN", "t.txt", "experiment=none", "tokenizer=char", "plan_only=true"]
+    code, _, said = command("ablate", *words)
+    assert (code, "ZeroDivisionError" in said, said.splitlines()[-1]) == (1, True, "ablation.arms.ffn-faulty.FFN")
