@@ -62,7 +62,10 @@ class Diverged(UserError):
 
 @contextmanager
 def error_prefix(place: str) -> Iterator[None]:
-    """Put the key or the file in front of the message of a UserError from inside this context, and below a fault."""
+    """Put the key or the file in front of the message of a UserError from inside this context.
+
+    The traceback of any other exception ends in the key or the file.
+    """
     try:
         yield
     except UserError as error:

@@ -171,7 +171,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
         lab.run(seeds=[0, 1])
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
-    with pytest.raises(UserError, match=r"out: holds finished runs of another tied \(of other code\); name another"):
+    with pytest.raises(UserError, match=r"runs of another tied \(of other code: install the version of lm"):
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)

@@ -59,7 +59,7 @@ MISTAKES = """
     train my.txt batch_size=4 -> data.batch_size=4
     train my.txt every=3 -> checkpoint.every=3 or validation.every=3 or diagnostics.every=3?
     train sead=1 -> did you mean seed=1?
-    train optimizer=sgd -> optim=NAME with one of adamw,
+    train optimizer=sgd -> did you mean optim=CHOICE (adamw,
     train my.txt data.max_bytes=1000 -> data.max_bytes=1000: leaves 1,000 bytes
     train report.pdf data=text -> report.pdf: is a PDF
     train runs -> data.path=runs: a folder without files; runs and hidden files in it are left out

@@ -71,7 +71,7 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     os.utime("t.txt", (2e9, 2e9))
     late = ["diagnostics.every=1", "logger=tensorboard", "prompts=[a]"]
     assert train(composed(f"run_dir={run_dir}", *late)) == (run_dir, scores)
-    assert "prompts, diagnostics, logger: has no effect on a finished run" in caplog.text
+    assert "without effect on a finished run: prompts, diagnostics, logger;" in caplog.text
     assert "has changed since" not in caplog.text
     Path("t.txt").write_text(Path("t.txt").read_text().upper())
     os.utime("t.txt", (1e9, 1e9))

@@ -125,7 +125,8 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
     if key == "data.path":
         return shlex.join(text_settings(value or "FILE"))
     if key in GROUPS and not (CONFIGS / key / f"{value}.yaml").is_file():
-        return f"{key}=NAME with one of {', '.join(sorted(path.stem for path in (CONFIGS / key).glob('*.yaml')))}"
+        choices = sorted(path.stem for path in (CONFIGS / key).glob("*.yaml"))
+        return f"{key}=CHOICE ({', '.join(choices)})"
     if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"
     return shlex.quote(f"{key}={value or 'VALUE'}")

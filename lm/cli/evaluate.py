@@ -87,7 +87,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     is_named = any(key_of(word) == "run_dir" for word in settings)
     marks = ("config.yaml", "config.json", "model")
     runs = [word for word in folders if glob.has_magic(word) or any(Path(word, mark).exists() for mark in marks)]
-    runs = runs or folders[: not is_named]  # of the first it is said that it holds no model
+    runs = runs or folders[: not is_named]  # an error will say that the first folder holds no model
     texts = [word for word in words if word not in runs]
     for word in texts:
         if not is_text(word):

@@ -160,8 +160,9 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
         return f"{name}{error.strerror or text}{advice}", 1 if error.errno in MACHINE else 2
     if is_out_of_memory(error):
-        less = "data.batch_size, trainer.accumulate_grad_batches, activation_checkpointing=true"
-        return f"out of memory; these settings need less memory: {less}, loss=chunked (with ngram_smoothing=0)", 1
+        smaller = "data.batch_size, trainer.accumulate_grad_batches"
+        others = "activation_checkpointing=true, loss=chunked (with ngram_smoothing=0)"
+        return f"out of memory; these settings need less memory: {smaller}, {others}", 1
     if "returned nan values" in text:  # trainer.detect_anomaly has shown where
         return f"{first.rstrip('.')}; choose a lower optim.lr_scale, the factor of all learning rates", 2
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):

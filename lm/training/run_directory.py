@@ -225,7 +225,7 @@ class RunDirectory:
         too_late = [key for key, value in asked.items() if value and asdict(run)[key] != saved.get(key)]
         if too_late:
             what = ", ".join(too_late)
-            log.warning("%s: has no effect on a finished run; another run_dir=DIR trains anew", what)
+            log.warning("settings without effect on a finished run: %s; another run_dir=DIR trains anew", what)
         return result
 
 

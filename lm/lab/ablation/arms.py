@@ -247,6 +247,7 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
 
 
 def needs_gpu(identity: Mapping[str, str]) -> bool:
+    """Return whether runs of an arm with this identity train on a GPU."""
     return identity["device"] in ("cuda", "gpu")
 
 

@@ -292,22 +292,23 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
     """
     ended = {run.arm for run in before.runs if reader.outcome(run.run_dir).status in ENDED}
     for name, arm in before.arms.items():
-        if name not in ended:
-            continue
-        cure, was = "", identifying(arm.settings)
-        now = identifying(arms[name].settings) if name in arms else {}
-        if name not in arms:
-            difference = f"there is no arm {name} now"
-        elif differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
-            difference = ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
-        elif arm.identity["source_hash"] != arms[name].identity["source_hash"]:
-            own = ", ".join(sorted(foreign_classes(arms[name].run.model).values()))
-            cure = f", or undo the change of {own}" if own else ", or install the version of lm that made them"
-            difference = "of other code"
-        else:
-            continue
-        reason = f"holds finished runs of another {name} ({difference})"
-        raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR{cure}")
+        if name in ended and (difference := _difference(arm, arms.get(name))):
+            reason = f"holds finished runs of another {name} ({difference})"
+            raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR")
+
+
+def _difference(before: ArmRecord, arm: Arm | None) -> str:
+    """Return in what an arm differs from the arm of an earlier call; empty if both make the same runs."""
+    if arm is None:
+        return "now there is no such arm"
+    was, now = identifying(before.settings), identifying(arm.settings)
+    if differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
+        return ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
+    if before.identity["source_hash"] == arm.identity["source_hash"]:
+        return ""
+    own = ", ".join(sorted(foreign_classes(arm.run.model).values()))
+    cure = f"undo the change of {own}" if own else "install the version of lm that made them"
+    return f"of other code: {cure}, to continue them"
 
 
 def _changes(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[int]:
