@@ -116,7 +116,8 @@ def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
         if value is not None and not minimum <= value <= 2**53:
-            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
+            expected = "at most 2**53" if value > minimum else f"{minimum} or more"
+            raise UserError(f"{prefix}{key}={value}: expected {expected}")
 
 
 def require_positive(prefix: str, config: Any, *keys: str) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from contextlib import suppress
 from importlib import import_module
 
@@ -38,6 +39,7 @@ def place(tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "gone.txt").symlink_to("nowhere")
     (folder / "report.pdf").write_bytes(b"%PDF" + b"e" * 9000)
     (folder / "configs/model").mkdir(parents=True)
     (folder / "configs/model/bad.yaml").write_text("n_layers: [")
@@ -65,6 +67,7 @@ MISTAKES = """
     train runs -> data.path=runs: a folder without files; runs and hidden files in it are left out
     train mine.yaml -> mine.yaml: no such file
     train my.tx -> did you mean my.txt?
+    train gone.txt -> gone.txt: is a link to nowhere, which does not exist
     train my.txt untied -> head=untied
     train my.txt lm_text -> lm_text: no such file
     train my.txt smoke -> ablation=smoke?
@@ -85,6 +88,7 @@ MISTAKES = """
     train ~optim.lr -> optim.lr
     train optim.betas=[0.9 -> optim.betas=[0.9
     train prompts=[a -> prompts=[a
+    train prompts=a -> prompts=a: expected a list, as in 'prompts=[a]'
     train seed=${nothing} -> error: seed=${nothing}: Interpolation key
     train logger.wandb.project=a -> logger=wandb
     train data=text -> data.path
@@ -116,6 +120,8 @@ MISTAKES = """
     generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
     evaluate mine.txt -> mine.txt: no such file
+    evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: is for one text
+    evaluate texts=[my.txt] data=csv -> data=csv: is for one text
     evaluate run_dir=x data.path=y -> data.path=y
     report run_dir=. -> run_dir=.
     report run_dir=absent -> absent/config.yaml: no such file
@@ -147,6 +153,7 @@ MISTAKES = """
     look port=70000 -> error: port=70000
     runs plot=curves.pdf -> error: plot=curves.pdf:
     runs csv=none/a.csv -> error: csv=none/a.csv:
+    runs csv=my.txt -> error: csv=my.txt: expected a new file
     runs books -> error: folder=books: holds no runs
 """
 
@@ -303,7 +310,7 @@ def test_what_output_cannot_write_is_escaped(command, monkeypatch):
 
 
 def test_what_a_signal_breaks_is_interrupted(command, monkeypatch):
-    """An import of torch that a signal breaks off raises something else afterwards."""
+    """Code that a signal breaks off may raise something else afterwards."""
 
     def broken(args):
         with suppress(SystemExit):
@@ -312,6 +319,24 @@ def test_what_a_signal_breaks_is_interrupted(command, monkeypatch):
 
     monkeypatch.setattr(train, "run", broken)
     assert command("train") == (143, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_in_an_import_ends_the_command_after_the_import(name, code, command, monkeypatch, tmp_path):
+    """There an exception may be lost, as in a method that Python calls when an object goes."""
+    signalling = (
+        f"class Gone:\n    def __del__(self):\n        os.kill(os.getpid(), signal.{name})\n        list('gone')\n"
+    )
+    (tmp_path / "imported.py").write_text(f"import os\nimport signal\n{signalling}Gone()\nis_whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imported", raising=False)
+
+    def importing(args):
+        assert import_module("imported").is_whole
+        time.sleep(10)
+
+    monkeypatch.setattr(train, "run", importing)
+    assert command("train") == (code, "", "interrupted\n")
 
 
 # --- lm-lab, --help and completion

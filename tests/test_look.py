@@ -89,6 +89,15 @@ def test_the_bytes_of_passages_are_those_of_the_validation_text():
     assert sum(scored_text([model], "", passage)["n_bytes"] for passage in passages) == len(text.encode())
 
 
+def test_a_model_without_a_text_is_shown_on_the_text_of_another(monkeypatch):
+    alone, other = loaded("a"), loaded("b")
+    alone.path = Path("of_transformers")
+    other.text = SimpleNamespace(val=np.array([BYTE.begin, *BYTE.encode("some text")], np.uint16))
+    assert scored_text([alone, other], "")["n_bytes"] == scored_text([other], "")["n_bytes"] == 9
+    with pytest.raises(UserError, match=r"of_transformers/config\.yaml: .*or paste a text$"):
+        scored_text([alone], "")
+
+
 def test_candidates_have_the_shares_that_sampling_draws_from():
     sampling = Sampling(temperature=2.0, top_k=3, seed=1)
     rows = [*continuations([loaded("a")], PROMPT, 20, sampling)]

@@ -55,6 +55,8 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
     (tmp_path / "runs/tied-0/result.json").write_text("[]")
     text = listing(find_runs(tmp_path / "runs"), 7)
     assert "tied-0/result.json: " in text
+    (tmp_path / "runs/tied-1/config.yaml").write_text("")
+    assert "tied-1/config.yaml: not what train wrote" in listing(find_runs(tmp_path / "runs"), 7)
     assert text.endswith("7 runs: 1 unfinished, 1 diverged, 2 broken, 3 finished")
 
 

@@ -108,6 +108,7 @@ UNREADABLE = [  # file, its content, and what the refusal names
     *((f"{kind}.txt", "text of".encode(kind), f"iconv -f {kind}") for kind in ("utf-16", "utf-16le", "utf-16be")),
     ("t.txt", b"t.txt\0\0\0ustar", "has a zero byte at byte 5; if it is a text, tr -d"),
     ("t.txt", b"PAR1\xff", "use data=parquet"),
+    ("t.txt", gzip.compress(b"text"), "t.txt: is compressed by gzip; expected a name that ends in .gz"),
     ("empty.txt", b"", "data.path="),
     ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], "a.txt.gz: "),
     *((f"t.{kind}", b"\xff\xfe", f"t.{kind}: ") for kind in ("json", "csv", "parquet")),

@@ -27,6 +27,8 @@ from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.errors import Diverged, UserError
 from lm.lab.measures.samples import validation_prompts
+from lm.lab.runs.find import find_runs
+from lm.lab.runs.page import write_page
 from lm.scoring import validate
 from lm.training.log import log_start
 from lm.training.loss import HAS_CHUNKED
@@ -190,8 +192,8 @@ def test_what_losses_depend_on(changes, difference, finished, tmp_path):
 
 
 @pytest.mark.parametrize("signal_after", [None, 9])
-def test_a_diverged_run_says_what_to_change_and_saves_nothing(signal_after, text_file, tmp_path):
-    """Nor where a signal ends the run after a step that is not finite, before its loss is looked at."""
+def test_a_diverged_run_says_what_to_change_and_saves_nothing_but_its_last_row(signal_after, text_file, tmp_path):
+    """Nor a checkpoint where a signal ends the run after a step that is not finite, before its loss is looked at."""
     checkpoint = CheckpointConfig(every=100 if signal_after else 1, keep=100)
     settings = {"gradient_clip_val": None, "log_every_n_steps": 100, "checkpoint": checkpoint}
     run = short_run(text_file, tmp_path / "run", optim=OptimConfig(lr=1e15, warmup_steps=0), **settings)
@@ -201,6 +203,9 @@ def test_a_diverged_run_says_what_to_change_and_saves_nothing(signal_after, text
     for path in tmp_path.glob("run/checkpoints/*"):
         assert all(tensor.isfinite().all() for tensor in torch.load(path, weights_only=True)["net"].values())
     assert not (tmp_path / "run/model").exists()
+    (found,) = find_runs(tmp_path / "run")
+    assert (found.status, found.note.partition(" of ")[0]) == ("diverged", f"step {signal_after or 2}")
+    assert "Resume it" not in Path(write_page(tmp_path / "run", {}).partition(": ")[0]).read_text()
 
 
 def test_a_wrong_setting_leaves_no_directory(text_file, tmp_path):

@@ -167,12 +167,24 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
             node[key] = OmegaConf.create(f"value: {text}").value
             values[key] = OmegaConf.to_container(node)[key]  # type: ignore[index,call-overload]
         except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise UserError(f"{arg}: {first_line(error)}") from error
+            raise UserError(in_words(arg, error)) from error
     for item in fields(schema):
         is_required = item.default is MISSING and item.default_factory is MISSING
         if is_required and item.name not in values:
             raise UserError(f"{item.name}: is missing; give it as {item.name}=VALUE")
     return schema(**values)
+
+
+def in_words(setting: str, error: BaseException) -> str:
+    """Return what OmegaConf says about a setting.
+
+    >>> in_words("prompts=def f", ValueError("str is not a ListConfig, list or tuple."))
+    "prompts=def f: expected a list, as in 'prompts=[def f]'"
+    """
+    key, _, value = setting.partition("=")
+    is_of_list = "is not a ListConfig" in str(error)
+    text = f"expected a list, as in {shlex.quote(f'{key}=[{value}]')}" if is_of_list else first_line(error)
+    return f"{setting}: {text}"
 
 
 def is_folder(word: str) -> bool:
@@ -282,6 +294,8 @@ def unknown_word(word: str) -> str:
         setting = f"{groups[0]}={word}"
         meant = command_line("ablate", setting) if groups[0] == "ablation" else setting
         return f"{word}: a setting is given as key=value; did you mean {meant}?"
+    if os.path.islink(word):
+        return f"{word}: is a link to {os.readlink(word)}, which does not exist"
     folder, name = os.path.split(word)
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     close = difflib.get_close_matches(name, names, 1, 0.75)

@@ -15,6 +15,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -32,8 +33,15 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
+IMPORT_SECONDS = 0.05  # after which a signal that arrived in an import is sent again
+
+
 class Interrupts:
-    """Raise an exception when a signal ends this process. Later signals of the same shutdown are ignored."""
+    """Raise an exception when a signal ends this process. Later signals of the same shutdown are ignored.
+
+    An exception inside of an import may be lost, or abort the process, where C++ code calls Python. So the exception is
+    raised after the import.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -43,6 +51,11 @@ class Interrupts:
                 signal.signal(signum, self._raise)
 
     def _raise(self, signum: int, frame: Any) -> None:
+        if any("importlib" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(frame)):
+            again = threading.Timer(IMPORT_SECONDS, os.kill, (os.getpid(), signum))
+            again.daemon = True
+            again.start()
+            return
         now = time.monotonic()
         if self.signum is None:
             self.signum, self.arrived_at = signum, now
@@ -63,9 +76,9 @@ def main(command: str | None = None) -> NoReturn:
         code = _run(command, sys.argv[1:])
         sys.stdout.flush()  # an error of writing belongs to the command
     except Exception as error:
-        if interrupts.signum is None:
+        if interrupts.signum is None or isinstance(error, UserError):
             code = report_error(error)
-        else:  # an import that a signal breaks off may raise anything
+        else:  # code that a signal breaks off may raise anything
             code = report_interruption(SystemExit(128 + interrupts.signum))
     except BaseException as error:
         code = report_interruption(error)

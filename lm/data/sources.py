@@ -41,7 +41,11 @@ SOURCES = {  # data.source -> class of (config, place, files); TextFiles reads p
 }
 # Files and folders of the standard library that are left out: tests, code tables, and what was installed.
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-OTHER_KINDS = {  # first bytes of a file that is no text
+OTHER_KINDS = {  # first bytes of a file that is no text, decompressed by its ending
+    b"\x1f\x8b": "compressed by gzip; expected a name that ends in .gz",
+    b"BZh91AY": "compressed by bzip2; expected a name that ends in .bz2",
+    b"\xfd7zXZ": "compressed by xz; expected a name that ends in .xz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd; expected a name that ends in .zst",
     b"PAR1": "a Parquet file; use data=parquet data.column=NAME",
     b"%PDF": "a PDF; pdftotext FILE makes a text of it",
     b"{\\rt": "an RTF file; expected the text in it",
@@ -108,8 +112,9 @@ class TextFiles:
             while n_read < limit or self.sha256:
                 block = content.read(BLOCK)
                 digest.update(block)
-                if n_read == 0 and block[:4] in OTHER_KINDS:
-                    raise UserError(f"{place}: is {OTHER_KINDS[block[:4]]}{self._advice()}")
+                for mark, kind in OTHER_KINDS.items() if n_read == 0 else ():
+                    if block.startswith(mark):
+                        raise UserError(f"{place}: is {kind}{self._advice()}")
                 if n_read < limit:
                     try:
                         decoder.decode(block, final=not block)

@@ -162,12 +162,24 @@ class Engine:
         return validate(net, self.run, self.data, max_batches, bar=shows)
 
     def finite_row(self, step: Step) -> dict[str, float]:
-        """Return the numbers of a step, the mean over all processes. Raises Diverged if one is not finite."""
+        """Return the numbers of a step, the mean over all processes. Raises Diverged if one is not finite.
+
+        The row of such a step is the last one of metrics.csv.
+        """
         mean: Any = self.fabric.all_reduce(step.loss, reduce_op="mean")
-        row = {"train/loss": mean.item(), "train/grad_norm": step.norm.item()}
-        numbers = "the loss is {train/loss} and the gradient norm {train/grad_norm}".format(**row)
-        check_finite(self.run, f"{numbers} at step {self.state.step}", *row.values())
-        return {"tokens": self.state.step * self.run.tokens_per_step, "lr": step.lr, **row}
+        losses = {"train/loss": mean.item(), "train/grad_norm": step.norm.item()}
+        row = {"tokens": self.state.step * self.run.tokens_per_step, "lr": step.lr, **losses}
+        is_finite = all(map(math.isfinite, losses.values()))
+        if not is_finite and self.fabric.is_global_zero:
+            self.append_last_row(row)
+        numbers = "the loss is {train/loss} and the gradient norm {train/grad_norm}".format(**losses)
+        check_finite(self.run, f"{numbers} at step {self.state.step}", *losses.values())
+        return row
+
+    def append_last_row(self, row: dict[str, float]) -> None:
+        """Write the last row of metrics.csv. A killed process may have written a row of this step: drop that row."""
+        metrics = MetricsFile(self.directory.metrics, self.state.step - 1, loggers=self.loggers)
+        metrics.append(self.state.step, row)
 
 
 def check_finite(run: RunConfig, message: str, *values: float) -> None:
@@ -362,15 +374,13 @@ def finish(engine: Engine) -> dict[str, Any]:
         log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
     net, step = state.eval_net, state.step
     scores = last = engine.validate(merged(net))
+    engine.append_last_row(state.last_row | validation_metrics(last, data))
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
     if state.best_sha256:  # the best estimate may not be the best on the whole text
         best = state.best_net(directory.checkpoints)
         best_scores = engine.validate(merged(best))
         if best_scores.loss < last.loss:
             net, step, scores = best, state.best_step, best_scores
-    # A killed run may have written the row after its last checkpoint: drop the row, then write it.
-    metrics = MetricsFile(directory.metrics, state.step - 1, loggers=engine.loggers)
-    metrics.append(state.step, state.last_row | validation_metrics(last, data))
     model = merged(net)
     samples = from_lab("lm.lab.measures.samples.draw_samples", default=no_samples)(
         model, data, run.prompts, is_finished=True

@@ -43,6 +43,9 @@ def run(args: list[str]) -> None:
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None:
             check_output(path, key)
+    if table is not None and table.is_file():
+        with open(table, "rb") as file:
+            require(file.read(4) == b"run,", f"csv={table}", "a new file, or an earlier list of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":

@@ -20,7 +20,7 @@ from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, same_tokenizer, token_texts
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Attention, Transformer
-from lm.scoring import evaluate
+from lm.scoring import GIVE, evaluate
 
 MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
@@ -141,8 +141,9 @@ def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
 def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> dict[str, Any]:
     """Return the tokens of a text with the losses of one or two models.
 
-    An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The token that only
-    begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no difference.
+    An empty text is a passage of a validation text, of the first model that has one, in the windows of `evaluate`. The
+    token that only begins a text is left out. Raises UserError for models of different tokenizers, whose tokens have no
+    difference.
     """
     first, n_passages = models[0], 0
     require(same_tokenizer(models), f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
@@ -151,7 +152,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         n_bytes = len(text.encode())
         require(len(ids) <= MAX_TEXT_TOKENS, f"text of {len(ids) - 1:,} tokens", f"fewer than {MAX_TEXT_TOKENS:,}")
     else:
-        validation, length = first.text.val, first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
+        validation, length = _validation_text(models), first.net.seq_len * max(1, PASSAGE // first.net.seq_len)
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         begin = passage * length + 1
@@ -173,6 +174,17 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
             if token != first.tokenizer.unscored
         ],
     }
+
+
+def _validation_text(models: Sequence[LoadedModel]) -> np.ndarray:
+    """Return the tokens of the validation text of the first model that has one, (n,). Raises UserError."""
+    errors = list[UserError]()
+    for model in models:
+        try:
+            return model.text.val
+        except UserError as error:  # a folder of transformers has no text
+            errors.append(error)
+    raise UserError(str(errors[0]).replace(GIVE, "paste a text"))
 
 
 def _bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> int:

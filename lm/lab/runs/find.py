@@ -12,10 +12,11 @@ from tqdm import tqdm
 from lm.config import described_settings, flat
 from lm.errors import UserError, without_secrets
 from lm.folder import read_result
-from lm.training.run_directory import RunDirectory
+from lm.training.run_directory import RunDirectory, read_rows
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
 log = logging.getLogger(__name__)
+LOSSES, NOT_FINITE = ("train/loss", "train/grad_norm", "val/loss"), ("nan", "inf", "-inf")  # of the last row
 HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
 
 
@@ -71,17 +72,19 @@ def read_run(path: Path, name: str) -> FoundRun:
     try:
         settings, result = without_secrets(flat(place.read_config())), read_result(place.result)
         if "data_hash" not in settings:
-            what = "not what train wrote (data_hash is missing)" if settings else "no such file"
+            what = "not what train wrote (data_hash is missing)" if place.config.exists() else "no such file"
             raise UserError(f"{place.config}: {what}")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
         saved = (int(path.stem.partition("-")[2]) for path in place.checkpoints.glob("step-*.ckpt"))
         outcome, made = files.read(), max(files.steps(), *saved, 0)
+        last_row = next(reversed(read_rows(place.metrics)), {})
     except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
     planned = settings.get("trainer.max_steps")
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
-    status = outcome.status if outcome.error else "unfinished"
+    has_diverged = any(last_row.get(key) in NOT_FINITE for key in LOSSES)
+    status = outcome.status if outcome.error else "diverged" if has_diverged else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
 
 

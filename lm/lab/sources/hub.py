@@ -1,5 +1,6 @@
 """Text from a data set on the Hugging Face Hub, at one commit."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +76,8 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
+    kinds = f"; data=parquet, json, csv or text reads the files of the folder {config.path} on this machine"
+    advice = kinds if os.path.isdir(str(config.path)) else ""
     login = "log in by `hf auth login` or set HF_TOKEN"
     try:
         yield
@@ -83,10 +86,10 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
     except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
         raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
     except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}") from error
+        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}{advice}") from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = f"answers with status {status}" if status else f"cannot be read ({named(error)})"
-        raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error
+        raise UserError(f"{place}: {constants.ENDPOINT} {reason}{advice}") from error
