@@ -148,6 +148,12 @@ def test_a_report_is_that_of_the_runs_that_there_are(lab, instantly):
     assert [*lab.out.glob("report.*")] == [], "pages that would not show them"
     lab.run(seeds=[0, 1, 2])
     assert numbers(lab.out)["runs"]["done"] == 6
+    lab.run(seeds=[0, 1, 2], report=False)
+    assert [*lab.out.glob("report.*")] == []
+    lab.run(seeds=[0, 1, 2])
+    (lab.out / "results.csv").unlink()
+    lab.run(seeds=[0, 1, 2])
+    assert (lab.out / "results.csv").read_text().count(",done,") == 6
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly, monkeypatch):
@@ -183,6 +189,8 @@ def test_a_setting_in_another_spelling_or_that_decides_nothing_is_no_other_ablat
     lab.run("optim.lr=0.03", "optim.betas=[0.9,0.5]", seeds=[0])
     lab.text = Path(os.path.relpath(lab.text))
     lab.run("+optim={betas: [0.9, 0.50], lr: 0.030}", "checkpoint.every=2", "logger=tensorboard", seeds=[0])
+    lab.text = Path(shutil.copy(lab.text, lab.root / "moved.txt"))
+    lab.run("optim.lr=0.03", "optim.betas=[0.9,0.5]", seeds=[0])
     assert len(made) == 2
     for lr, dropout in ((0.031, 0.0), (0.03, 0.1)):
         with pytest.raises(UserError, match=r"(optim.lr|model.dropout) is .* there, .* now"):

@@ -140,7 +140,9 @@ MISTAKES = """
     ablate head=tied,untied ~ablation.arms.tied -> write a YAML file
     ablate head=tied,untied ablation.overrides=[a] -> write a YAML file
     ablate head=tied,untied ablation.equivalence_margin=1% -> ablation.equivalence_margin=1%:
-    ablate head=tied,untied ablation.looks=3 -> ablation.looks=3:
+    ablate head=tied,untied ablation.looks=3 -> expected a list, as in 'ablation.looks=[3]'
+    ablate head=tied,untied looks=3,5 -> did you mean 'ablation.looks=[3,5]'?
+    ablate head=tied,untied seeds=-1 -> seeds=-1: expected 1 or more
     ablate head=tied,untied ablation.tune=a,b -> tune
     ablate head=tied,untied ablation.tun=true -> ablation.tune=true
     ablate head=tied,untied seeds=[1,2 -> seeds=[1,2: while

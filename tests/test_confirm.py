@@ -12,17 +12,19 @@ from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, rea
 from tests.helpers.ablation_folder import question
 from tests.helpers.ablations import SMALL, draw_nothing, instant, plan_in_a_moment
 
-ARMS = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied"]}
+ARMS = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied"], "far": ["head=untied"]}
 
 
 @pytest.fixture
 def asked(tmp_path):
     """An ablation with these changes, all of whose runs have ended."""
 
-    def asked(**changes):
+    def asked(made=None, **changes):
         own = question(**{"arms": ARMS} | changes)
         arms = {arm: ArmRecord(overrides=ARMS[arm], settings={"data.val_fraction": 0.1}) for arm in own.arms}
-        runs = [Run(arm=arm, seed=seed, run_dir=f"runs/{arm}-seed{seed}-0") for arm in arms for seed in own.seeds]
+        runs = [
+            Run(arm=arm, seed=seed, run_dir=f"runs/{arm}-seed{seed}-0") for arm in arms for seed in own.seeds[:made]
+        ]
         write_record(AblationRecord(question=own, arms=arms, runs=runs, overrides=["data.path=a.txt"]), tmp_path)
         (tmp_path / "runs").mkdir()
         for run in runs:
@@ -51,11 +53,30 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
             confirmation(folder)
 
 
+OTHERS = {"primary": ["far"], "baselines": {"far": "scaled"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arms"),
+    [
+        (OTHERS, ["scaled", "far"]),
+        (OTHERS | {"match_parameters": {"scaled": "model.d_ff"}}, ["tied", "scaled", "far"]),  # which decides its size
+        (OTHERS | {"budget": "flops"}, ["tied", "scaled", "far"]),  # which decides how long both train
+    ],
+)
+def test_a_confirmation_has_the_arms_that_its_comparisons_need(changes, arms, asked):
+    again = confirmation(asked(**changes))
+    assert ([*again["arms"]], again["baseline"]) == (arms, arms[0])
+    assert again["baselines"] == ({} if len(arms) == 2 else {"far": "scaled"})
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"folds": True, "seeds": [*range(10)]}, ([*range(100, 109)], 0.5, [])),  # half a part further is one less
         ({"seeds": [0, 1, 2, 3], "looks": [3, 4]}, ([100, 101, 102, 103], 0.0, [])),
+        # A look has decided after three seeds, so the other parts have not been used.
+        ({"folds": True, "seeds": [*range(6)], "looks": [3, 6], "made": 3}, ([*range(100, 106)], 3.0, [])),
     ],
 )
 def test_a_confirmation_is_of_as_many_seeds_as_fresh_parts_of_the_text_allow(changes, expected, asked):

@@ -79,6 +79,10 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"tune": "trainer.max_epochs", "overrides": ["trainer.max_epochs=1"]}, "tune=trainer.max_epochs"),
     ({"tune": "model.dropout"}, "tune=model.dropout: expected a setting that is neither"),
     ({"arms": {"tied": [], "untied": PATIENT}}, "arms.untied: checkpoint.patience=2"),
+    (
+        AB | {"tune": "learning_rate", "arms": {"a": [], "b": ["optim.lr_scale=2"]}},
+        "tune=learning_rate: a and b differ",
+    ),
 ]
 ARMS = {  # what an arm says beside the configuration of its baseline
     "model.n_layer=3": "arms.b: model.n_layer: no such key",

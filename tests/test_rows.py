@@ -90,6 +90,8 @@ def test_a_file_gets_a_table_a_page_and_json(command, tmp_path):
     path.write_text(ROWS)
     code, table, said = command("report", f"rows={path}", f"output_dir={folder}")
     assert code == 0, said
+    printed = json.loads(command("report", f"rows={path}", f"output_dir={folder}", "json=true")[1])
+    assert printed == numbers(folder)
     sentence = numbers(folder)["answers"][0]["sentence"]
     assert sentence == "b is better than a: -0.0967 in value (95 % CI -0.1346 to -0.0587, 3 seeds)."
     for text in (table, (folder / "report.md").read_text(), Page(folder).text):

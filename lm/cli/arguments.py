@@ -129,6 +129,8 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
         return f"{key}=CHOICE ({', '.join(choices)})"
     if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"
+    if list in (get_origin(kind) for kind in (kinds[key], *get_args(kinds[key]))) and not value.startswith("["):
+        value = f"[{value or 'VALUE'}]"
     return shlex.quote(f"{key}={value or 'VALUE'}")
 
 

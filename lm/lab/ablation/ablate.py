@@ -37,7 +37,7 @@ from lm.lab.ablation.plan import (
     seconds_to_go,
 )
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.report import remove_pages, write_report, write_tables
+from lm.lab.ablation.report import is_written, remove_pages, write_report, write_tables
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
@@ -74,8 +74,8 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        is_shown = not config.report or (folder / "report.html").exists()
-        if before and before.ended and is_shown and not step.missing and _is_same(step.record, before):
+        is_whole = is_written(folder, config.report) and not step.missing
+        if before and before.ended and is_whole and _is_same(step.record, before):
             return results_of(replace(step.record, ended=before.ended), plan.reader)
         progress = _Progress(plan, config.report)
         write_record(step.record, folder)

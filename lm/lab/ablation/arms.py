@@ -174,9 +174,16 @@ def _check_base(arm: Arm, init_from: str) -> None:
 
 def _check_distinct(question: Question, arms: Arms) -> None:
     names: dict[tuple[str, int], str] = {}
+    tuned = question.tuned_setting
     for name, arm in arms.items():
         hashes = (arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-        key = (config_hash(change(arm.run, {"head.name": ""}), *hashes), question.seed_offsets.get(name, 0))
+        same: dict[str, Any] = {"head.name": ""}
+        if tuned and arm.is_tuned:  # each arm finds its own value
+            same[tuned] = next(other.settings[tuned] for other in arms.values() if other.is_tuned)
+        key = (config_hash(change(arm.run, same), *hashes), question.seed_offsets.get(name, 0))
+        if key in names and tuned and arm.settings[tuned] != arms[names[key]].settings[tuned]:
+            pair = f"{names[key]} and {name} differ in {tuned} alone"
+            raise UserError(f"ablation.tune={question.tune}: {pair}, which is tuned for each of them; leave tune out")
         if key in names:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
             if arm.overrides != arms[names[key]].overrides:
@@ -258,9 +265,10 @@ def time_steps(arms: Iterable[Arm]) -> None:
     """Give each arm its seconds per step: the median of a few, after one that warms up."""
     log.info("measuring a training step of each arm")
     for arm in arms:
-        step = step_timer(resolve(arm.run, arm.vocab_size), arm.vocab_size, len(arm.texts[0].val))
-        step()
-        arm.seconds_per_step = median(step() for _ in range(ROUNDS))
+        with error_prefix(f"ablation.arms.{arm.name}"):  # a class of the user may fail
+            step = step_timer(resolve(arm.run, arm.vocab_size), arm.vocab_size, len(arm.texts[0].val))
+            step()
+            arm.seconds_per_step = median(step() for _ in range(ROUNDS))
         del step  # with the model, whose memory on a GPU the runs need
         torch.cuda.empty_cache()
 

@@ -185,6 +185,7 @@ def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
 def _seeds(value: Any) -> Any:
     """Return the seeds of a question, of a number the first so many. Raises UserError."""
     if type(value) in (int, float) and float(value).is_integer():
+        require(value >= 1, f"seeds={value}", "1 or more")
         return [*range(min(int(value), MOST_SEEDS + 1))]  # which is refused
     is_list = not isinstance(value, str | float | bool)
     require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list, as in 'seeds=[1,2,3]'")
@@ -261,7 +262,7 @@ def write_question(question: Question, overrides: Sequence[str], folder: Path) -
 def confirmation(source: Path) -> QuestionFile:
     """Return the question of a finished ablation on fresh seeds, and on other parts of the text.
 
-    The primary arms and their baselines are asked again, each tuned anew. Pairs hold out parts that have not been used;
+    The primary comparisons are asked again, each arm tuned anew. Pairs hold out parts that have not been used;
     if there are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no
     finished ablation.
     """
@@ -274,21 +275,28 @@ def confirmation(source: Path) -> QuestionFile:
     reader = RunReader(source)
     if not record.runs or any(reader.outcome(run.run_dir).status not in ENDED for run in record.runs):
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    pairs, arms = question.pairs(), [*question.primary_arms()]
-    while bases := {pairs[arm] for arm in arms if arm in pairs} - {*arms}:  # what they are compared with
+    pairs, primary = question.pairs(), question.primary_arms()
+    arms, with_base = [*primary], {*primary, *question.match_parameters}  # a base decides the size of a matched arm
+    if question.budget != "tokens":  # the baseline decides how long all arms train
+        with_base |= {*pairs}
+    while bases := {pairs[arm] for arm in arms if arm in pairs and arm in with_base} - {*arms}:
         arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    used = record.seeds  # also those that are not asked any more
-    shift = max(FRESH, 1 + max(used) + max(question.seed_offsets.values(), default=0))
+    baseline = question.baseline if question.baseline in arms else pairs[primary[0]]
+    shift = max(FRESH, 1 + max(record.seeds) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
     if question.folds:
         n_folds = round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
-        first_fold = math.ceil(question.first_fold) + len(used)  # parts that have not been used
+        used = {run.seed for run in record.runs} | {int(row["seed"]) for row in reader.rows.values()}
+        last = max(record.seeds.index(seed) for seed in used)  # the place of a seed is its part of the text
+        first_fold = math.ceil(question.first_fold) + last + 1  # parts that have not been used
         if first_fold + len(seeds) > n_folds:
             first_fold = 0.0 if question.first_fold % 1 else 0.5
             seeds = seeds[: n_folds - math.ceil(first_fold)]
-    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
-    asked: QuestionFile = asdict(question) | {"contrasts": {}, "looks": []}
+    of_arms = ("match_parameters", "seed_offsets")  # keys with a value for each arm
+    asked: QuestionFile = asdict(question) | {"contrasts": {}, "looks": [], "baseline": baseline}
     asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
+    others = {arm: pairs[arm] for arm in arms if arm in pairs and pairs[arm] in arms}
+    asked["baselines"] = {arm: other for arm, other in others.items() if other != baseline}
     return asked | {
         "name": f"{question.name[:32]}-confirm",
         "question": f"{AGAIN}{question.question.removeprefix(AGAIN)}",

@@ -176,12 +176,15 @@ def _decides(override: str) -> bool:
 
 
 def identifying(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what an arm is, as dotted keys. A path is absolute, because it has several names."""
+    """Return the settings that say what an arm is, as dotted keys.
+
+    A path is relative to this folder: it has several names, and a project may move.
+    """
     described, base = described_settings(settings), settings.get("init_from") or ""
     described["max_tokens"] = settings.get("max_tokens")  # a length, which decides as trainer.max_steps
     if SEED in base:  # the model and its tokenizer are those of the first seed that is asked
         described |= {"init_from": base, "init_sha256": None, "tokenizer.path": None}
-    return {key: os.path.abspath(value) if key in PATHS and value else value for key, value in described.items()}
+    return {key: os.path.relpath(value) if key in PATHS and value else value for key, value in described.items()}
 
 
 def existing_record(folder: Path) -> AblationRecord | None:

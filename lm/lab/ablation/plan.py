@@ -44,6 +44,7 @@ from lm.system.device import set_threads
 from lm.system.files import json_sha256
 
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
+CONTENT = {"data.path": "data_hash", "data.val_path": "data_hash", "tokenizer.path": "tokenizer_hash"}
 MAX_TRIES = 2  # of a run that fails or is killed, in one call
 
 
@@ -273,9 +274,19 @@ def _check_parts(question: Question, seeds: Sequence[int], n_folds: int, has_rec
     elsewhere = " with another output_dir" if has_record else ""
     raise UserError(
         f"ablation.seeds: {asked} hold out {needed} different parts of the text, and its val_fraction makes {n_folds}; "
-        f"expected data.val_fraction={1 / needed:.3g}{elsewhere}, or folds=false, by which all "
+        f"expected data.val_fraction={_rounded_down(1 / needed)}{elsewhere}, or folds=false, by which all "
         "pairs share a validation text"
     )
+
+
+def _rounded_down(value: float) -> str:
+    """Return a number below 1 with three digits, rounded down.
+
+    >>> _rounded_down(1 / 320)
+    '0.00312'
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.floor(value / unit) * unit:.3g}"
 
 
 def one_percent(metric: str, text: TextData) -> float:
@@ -302,6 +313,9 @@ def _difference(before: ArmRecord, arm: Arm | None) -> str:
     if arm is None:
         return "now there is no such arm"
     was, now = identifying(before.settings), identifying(arm.settings)
+    for key, content in CONTENT.items():
+        if before.identity.get(content) == arm.identity[content]:  # the same, wherever it lies
+            was[key] = now.get(key)
     if differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
         return ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
     if before.identity["source_hash"] == arm.identity["source_hash"]:

@@ -33,6 +33,7 @@ ALT = {  # what is read aloud in place of a figure
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "ladder": "Loss of each arm over its tuned setting",
 }
+PAGES = ("report.html", "report.md", "report.json")
 FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 RECORDED = ("changed", "command", "machine", "threads", "workers")
@@ -69,9 +70,14 @@ def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: 
     write_text(folder / "report.html", _html(results, content, svg))
 
 
+def is_written(folder: Path, has_pages: bool) -> bool:
+    """Return whether the files are there that a call with or without pages leaves."""
+    return (folder / "results.csv").exists() and all((folder / name).exists() == has_pages for name in PAGES)
+
+
 def remove_pages(folder: Path) -> None:
     """Remove the pages of an earlier call, which would not show the results that there are now."""
-    for name in ("report.html", "report.md", "report.json", *(f"figures/{name}.svg" for name in ALT)):
+    for name in (*PAGES, *(f"figures/{name}.svg" for name in ALT)):
         (folder / name).unlink(missing_ok=True)
 
 

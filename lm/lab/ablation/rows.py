@@ -143,8 +143,10 @@ def rows_table(results: Results, folder: str | None) -> str:
     return printable("\n".join([comparison_table(results), "", *sentences, *written]))
 
 
-def rows_json(results: Results) -> dict[str, Any]:
-    return dict(plain(describe(results, [*rows_warnings(results)])))
+def rows_json(results: Results, path: Path) -> dict[str, Any]:
+    """Return the content of report.json for the rows of a file."""
+    facts = {"rows": str(path), "their SHA-256": sha256(path)}
+    return dict(plain(describe(results, [*rows_warnings(results)]))) | {"facts_of_runs": facts}
 
 
 def write_rows_report(results: Results, folder: Path, path: Path) -> None:
@@ -155,6 +157,4 @@ def write_rows_report(results: Results, folder: Path, path: Path) -> None:
     is_used = folder.exists() and any(folder.iterdir()) and not (is_report and not (folder / FILE).exists())
     require(not is_used, f"output_dir={folder}", "a new folder, an empty one, or one with a report of rows")
     folder.mkdir(parents=True, exist_ok=True)
-    content = describe(results, [*rows_warnings(results)])
-    content["facts_of_runs"] = {"rows": str(path), "their SHA-256": sha256(path)}
-    write_pages(folder, results, content, [figures.forest])
+    write_pages(folder, results, rows_json(results, path), [figures.forest])

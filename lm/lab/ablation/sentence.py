@@ -15,7 +15,7 @@ RATES = {"optim.lr", "optim.adam_lr", "optim.lr_scale"}  # arms that differ in t
 UNDECIDED_BY = {
     "seeds": f"a verdict needs {MIN_SEEDS} seeds",
     "equal": "all differences are identical, so no test is possible",
-    "unstable": "fewer than three values of an arm trained at every seed",
+    "unstable": "fewer than three values of an arm are left",
     "survivors": "an arm lost some seeds, and the others may favour it",
 }
 

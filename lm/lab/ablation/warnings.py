@@ -71,7 +71,8 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
         yield Weakness(words, f"The standard deviation of so few differences is a rough estimate.{needed}")
-    few = [row for row in asked if row.n_seeds < min(n, FEW_SEEDS) and not row.untrainable]
+    scored = [row for row in asked if not row.untrainable and row.undecided_by != "unstable"]
+    few = [row for row in scored if row.n_seeds < min(n, FEW_SEEDS)]
     pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few if not counts["missing"])
     yield from _about("Some comparisons have fewer seeds", pairs, "The seeds that an arm lacks may favour it.")
     equal = [row.name for row in asked if row.n_seeds > 1 and row.p is None]

@@ -64,7 +64,9 @@ def _judge(config: ReportConfig) -> int:
     code = verdict_code(results) if config.exit_code == "verdict" else 0
     if config.output_dir is not None:
         write_rows_report(results, Path(config.output_dir), path)
-    print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
+    print(
+        json.dumps(rows_json(results, path), allow_nan=False) if config.json else rows_table(results, config.output_dir)
+    )
     return code
 
 
