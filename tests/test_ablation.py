@@ -242,7 +242,6 @@ def test_a_look_that_decides_ends_the_ablation(lab, instantly):
     assert "decided with 3 of 4 seeds" in lab.tables[-1]
 
 
-@pytest.mark.slow
 def test_a_look_that_has_passed_decides_nothing_afterwards(lab, instantly):
     """A run before the look has failed, so the others were made; now it is made too."""
     instantly(lambda spec: "failed" if (spec.arm, spec.seed) == ("tied", 1) else near(spec))

@@ -302,7 +302,6 @@ def test_a_port_that_is_taken_is_refused(server, folder, command):
     assert error.startswith(f"error: port={server.server_port}: ")
 
 
-@slow
 def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path):
     folder = make(tmp_path / "tying", done=lambda arm, seed: seed < 2, report=False)
     with LookServer(lambda: folders_with(MARKS, folder), folder=folder) as server:

@@ -97,7 +97,6 @@ def test_an_untuned_study_is_judged_by_scipy_and_holms_method_as_it_was_publishe
             assert rows[i]["verdict"] == verdict or json.loads(rows[i]["diverged"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("study", "text"), [("heads", ""), ("heads_30k", ", 30 kB")])
 def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
     """The page states the sentence that its rows give, and the mean loss at each factor."""

@@ -304,7 +304,6 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best, text_file, tmp_pa
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
-@pytest.mark.slow
 def test_a_diverged_run_leaves_its_best_model(text_file, tmp_path, monkeypatch):
     """Of one without `best`, nothing is left."""
     layers, step = "tests.helpers.layers.Exploding", 9

@@ -44,7 +44,11 @@ from lm.system.device import set_threads
 from lm.system.files import json_sha256
 
 ONE_PERCENT = 0.01  # nats per token: 1 % of perplexity
-CONTENT = {"data.path": "data_hash", "data.val_path": "data_hash", "tokenizer.path": "tokenizer_hash"}
+CONTENT = {  # setting that is a path -> hash of what lies there
+    **dict.fromkeys(("data.path", "data.val_path"), "data_hash"),
+    "tokenizer.path": "tokenizer_hash",
+    "init_from": "init_sha256",
+}
 MAX_TRIES = 2  # of a run that fails or is killed, in one call
 
 
@@ -314,7 +318,8 @@ def _difference(before: ArmRecord, arm: Arm | None) -> str:
         return "now there is no such arm"
     was, now = identifying(before.settings), identifying(arm.settings)
     for key, content in CONTENT.items():
-        if before.identity.get(content) == arm.identity[content]:  # the same, wherever it lies
+        hashes = {(record.settings | record.identity).get(content) for record in (before, arm)}
+        if len(hashes) == 1 and None not in hashes:  # the same, wherever it lies
             was[key] = now.get(key)
     if differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
         return ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
