@@ -1,5 +1,6 @@
 """The report of an ablation: what its page, its numbers and its warnings say of folders whole, broken or on the way."""
 
+import json
 import math
 import re
 import shutil
@@ -40,6 +41,15 @@ def results(tmp_path_factory):
 def calm(results):
     """The same, to be changed."""
     return replace(results, record=deepcopy(results.record), runs=results.runs.copy())
+
+
+def test_the_command_says_what_became_of_the_runs_and_prints_the_numbers(tmp_path, lab, monkeypatch):
+    draw_nothing(monkeypatch)
+    folder = make(tmp_path, broken=True, report=False)
+    code, shown, said = lab("report", str(folder))
+    assert (code, "diverged: runs/" in shown, str(folder / "report.html") in shown) == (0, True, True), said
+    code, shown, _ = lab("report", f"output_dir={folder}", "json=true")
+    assert (code, json.loads(shown)) == (0, numbers(folder))
 
 
 # --- the page
