@@ -89,7 +89,7 @@ def test_the_bytes_of_passages_are_those_of_the_validation_text():
     assert sum(scored_text([model], "", passage)["n_bytes"] for passage in passages) == len(text.encode())
 
 
-def test_a_model_without_a_text_is_shown_on_the_text_of_another(monkeypatch):
+def test_a_model_without_a_text_is_shown_on_the_text_of_another():
     alone, other = loaded("a"), loaded("b")
     alone.path = Path("of_transformers")
     other.text = SimpleNamespace(val=np.array([BYTE.begin, *BYTE.encode("some text")], np.uint16))

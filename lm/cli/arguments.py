@@ -169,7 +169,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
             node[key] = OmegaConf.create(f"value: {text}").value
             values[key] = OmegaConf.to_container(node)[key]  # type: ignore[index,call-overload]
         except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise UserError(in_words(arg, error)) from error
+            raise UserError(value_mistake(arg, error)) from error
     for item in fields(schema):
         is_required = item.default is MISSING and item.default_factory is MISSING
         if is_required and item.name not in values:
@@ -177,10 +177,10 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
     return schema(**values)
 
 
-def in_words(setting: str, error: BaseException) -> str:
-    """Return what OmegaConf says about a setting.
+def value_mistake(setting: str, error: BaseException) -> str:
+    """Return the line about a setting whose value OmegaConf does not take.
 
-    >>> in_words("prompts=def f", ValueError("str is not a ListConfig, list or tuple."))
+    >>> value_mistake("prompts=def f", ValueError("str is not a ListConfig, list or tuple."))
     "prompts=def f: expected a list, as in 'prompts=[def f]'"
     """
     key, _, value = setting.partition("=")

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.arguments import CONFIGS, GROUPS, Kinds, in_words, key_of, kinds_of, unknown_key
+from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, value_mistake
 from lm.config import CLASSES, TYPED_LENGTHS, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, expanded, require
 from lm.folder import read_base
@@ -255,7 +255,7 @@ def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> 
     override = next((word for word in overrides if key_of(word) == key), "")
     prefixes = (key[: match.start()] for match in re.finditer(r"[.\[]", key))  # of an entry of a list or a dict
     if key in kinds or any(get_origin(kinds.get(prefix)) in (dict, list) for prefix in prefixes):
-        return in_words(override or key, cause or error)
+        return value_mistake(override or key, cause or error)
     if key:
         typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
         return unknown_key(typed, kinds)

@@ -31,8 +31,6 @@ from lm.system.terminal import MessageHandler, close_bars, is_first_process, pri
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
 IMPORT_SECONDS = 0.05  # after which a signal that arrived in an import is sent again
 
 
@@ -51,7 +49,7 @@ class Interrupts:
                 signal.signal(signum, self._raise)
 
     def _raise(self, signum: int, frame: Any) -> None:
-        if any("importlib" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(frame)):
+        if any("importlib" in caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)):
             again = threading.Timer(IMPORT_SECONDS, os.kill, (os.getpid(), signum))
             again.daemon = True
             again.start()

@@ -169,11 +169,13 @@ class Engine:
         mean: Any = self.fabric.all_reduce(step.loss, reduce_op="mean")
         losses = {"train/loss": mean.item(), "train/grad_norm": step.norm.item()}
         row = {"tokens": self.state.step * self.run.tokens_per_step, "lr": step.lr, **losses}
-        is_finite = all(map(math.isfinite, losses.values()))
-        if not is_finite and self.fabric.is_global_zero:
-            self.append_last_row(row)
         numbers = "the loss is {train/loss} and the gradient norm {train/grad_norm}".format(**losses)
-        check_finite(self.run, f"{numbers} at step {self.state.step}", *losses.values())
+        try:
+            check_finite(self.run, f"{numbers} at step {self.state.step}", *losses.values())
+        except Diverged:
+            if self.fabric.is_global_zero:
+                self.append_last_row(row)
+            raise
         return row
 
     def append_last_row(self, row: dict[str, float]) -> None:

@@ -262,9 +262,9 @@ def write_question(question: Question, overrides: Sequence[str], folder: Path) -
 def confirmation(source: Path) -> QuestionFile:
     """Return the question of a finished ablation on fresh seeds, and on other parts of the text.
 
-    The primary comparisons are asked again, each arm tuned anew. Pairs hold out parts that have not been used;
-    if there are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no
-    finished ablation.
+    The primary comparisons are asked again, each arm tuned anew. Pairs hold out parts that have not been used; if there
+    are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no finished
+    ablation.
     """
     if (source / CONTRASTS).exists():
         raise UserError(f"confirm={source}: is a study that is frozen as published; expected an ablation of your own")

@@ -178,7 +178,7 @@ def _decides(override: str) -> bool:
 def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that say what an arm is, as dotted keys.
 
-    A path is relative to this folder: it has several names, and a project may move.
+    A path is relative to the current folder, because a path has several spellings, and a project may move.
     """
     described, base = described_settings(settings), settings.get("init_from") or ""
     described["max_tokens"] = settings.get("max_tokens")  # a length, which decides as trainer.max_steps

@@ -16,7 +16,8 @@ from lm.training.run_directory import RunDirectory, read_rows
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
 log = logging.getLogger(__name__)
-LOSSES, NOT_FINITE = ("train/loss", "train/grad_norm", "val/loss"), ("nan", "inf", "-inf")  # of the last row
+FINITE = ("train/loss", "train/grad_norm", "val/loss")  # columns of metrics.csv that are numbers unless a run diverged
+NOT_FINITE = ("nan", "inf", "-inf")
 HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
 
 
@@ -83,7 +84,7 @@ def read_run(path: Path, name: str) -> FoundRun:
         return FoundRun(name, path, "broken", str(error))
     planned = settings.get("trainer.max_steps")
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
-    has_diverged = any(last_row.get(key) in NOT_FINITE for key in LOSSES)
+    has_diverged = any(last_row.get(key) in NOT_FINITE for key in FINITE)
     status = outcome.status if outcome.error else "diverged" if has_diverged else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
 

@@ -76,8 +76,9 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
-    kinds = f"; data=parquet, json, csv or text reads the files of the folder {config.path} on this machine"
-    advice = kinds if os.path.isdir(str(config.path)) else ""
+    advice = ""
+    if os.path.isdir(str(config.path)):
+        advice = f"; data=parquet, json, csv or text reads the files of the folder {config.path} on this machine"
     login = "log in by `hf auth login` or set HF_TOKEN"
     try:
         yield
