@@ -128,10 +128,10 @@ MISTAKES = """
     report run_dir=. output_dir=. -> output_dir
     report rows=absent.csv -> rows=absent.csv: no such file
     ablate my.txt model.d_ff=64 -> head=tied,untied my.txt
-    ablate ablation=smoke ablation.overrides=[seed=1] -> error: seed=1: the seeds
+    ablate ablation=smoke ablation.overrides=[seed=1] -> seed=1: expected no such setting
     ablate -m seed=1,2 -> -m
     ablate model.dropout=0,0.1 optim.lr=0.1,0.2 -> several settings
-    ablate model.dropout=0,0.1 seeds=x -> seeds=x: expected how many
+    ablate model.dropout=0,0.1 seeds=x -> ablation.seeds=x: expected how many
     ablate model.dropuot=0,0.1 -> model.dropuot
     ablate seeds=3 my.txt -> ablation: no question is given
     ablate model.d_ff=100 my.txt ablation.seeds=3 -> model.d_ff=100: has one value
@@ -142,12 +142,12 @@ MISTAKES = """
     ablate head=tied,untied ablation.equivalence_margin=1% -> ablation.equivalence_margin=1%:
     ablate head=tied,untied ablation.looks=3 -> expected a list, as in 'ablation.looks=[3]'
     ablate head=tied,untied looks=3,5 -> did you mean 'ablation.looks=[3,5]'?
-    ablate head=tied,untied seeds=-1 -> seeds=-1: expected 1 or more
+    ablate head=tied,untied seeds=-1 -> ablation.seeds=-1: expected how many
     ablate head=tied,untied ablation.tune=a,b -> tune
     ablate head=tied,untied ablation.tun=true -> ablation.tune=true
-    ablate head=tied,untied seeds=[1,2 -> seeds=[1,2: while
+    ablate head=tied,untied seeds=[1,2 -> seeds=[1,2
     ablate head=tied,untied overrides=[optim.lr=0.5] -> expected each setting of all arms by itself
-    ablate head=tied,untied folds=5 -> data.val_fraction=0.2 makes 5
+    ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
     ablate confirm=nowhere -> confirm=nowhere
     look run_dir=absent -> error: run_dir=absent
     look run_dir=[absent, -> error: run_dir

@@ -11,7 +11,7 @@ from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.ask import choose, compose_question, question_in_a_line, read_question, write_question
+from lm.lab.ablation.ask import choose, compose_question, question_in_a_line, write_question
 from lm.lab.ablation.folder import folder_of
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands.ablate import hydra_words
@@ -39,7 +39,7 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     question = question_in_a_line("model.dropout=0,0.2,0.5")
     assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
     asked = [question[key] for key in ("name", "baseline", "seeds")]
-    assert asked == ["dropout-0-0.2-0.5", "dropout-0", [0, 1, 2, 3, 4]]
+    assert asked == ["dropout-0-0.2-0.5", "dropout-0", 5]
     assert list(question_in_a_line("head=tied,untied")["arms"]) == ["tied", "untied"]
     assert question_in_a_line("tokenizer=byte,char")["metric"] == "val_bpb"
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
@@ -82,10 +82,10 @@ def test_what_is_typed_of_the_question_is_in_its_file(command, tmp_path, at_home
     typed += ["data.separator=${tokenizer.kind}"]
     code, shown, said = command("ablate", *typed, "--cfg", "job")
     assert code == 0, said
-    asked = yaml.safe_load(shown)["ablation"]
-    expected = {"tune": "learning_rate", "equivalence_margin": 0.5, "folds": False, "seeds": [0, 1, 2]}
-    assert {key: asked[key] for key in expected} == expected
+    assert yaml.safe_load(shown)["ablation"]["equivalence_margin"] == 0.5
     config = asked_by(*typed)
+    expected = {"tune": "learning_rate", "equivalence_margin": 0.5, "folds": False, "seeds": [0, 1, 2]}
+    assert {key: getattr(config.ablation, key) for key in expected} == expected
     path = write_question(config.ablation, config.overrides, tmp_path)
     file = asked_by(str(path))
     assert file.ablation == replace(config.ablation, overrides=config.overrides, name=path.stem)
@@ -101,26 +101,24 @@ tune: learning_rate
 margin: 0.1
 overrides: trainer.max_steps=4
 """
-# what stands in a question -> what stands there instead -> how the line of error goes on after the name of the file
+# what stands in a question -> what stands there instead -> what the line of error names
 MISTAKES = r"""
-    baseline: without -> baseline: witout -> baseline=witout
-    [3, 4] -> [7] -> looks=[7]
-    [3, 4] -> 3 -> looks=[3]
-    [3, 4] -> [[3, 4]] -> looks: [3, 4]: expected a single value
-    margin -> metirc -> metirc: no such key
-    margin: 0.1 -> margin: x -> equivalence_margin
-    seeds: 4 -> question: again -> not a question in YAML
-    Does dropout help -> a: b -> not a question in YAML
-    seeds: 4 -> # -> seeds: is missing
-    tune: -> equivalence_margin: 0.2 # -> margin: is equivalence_margin
-    tune: -> folds: 5 # -> folds=5: expected true or false; data.val_fraction=0.2 makes 5
-    tune: -> seed_offsets: {dropout: [500]} # -> seed_offsets: [500]: expected a single value
-    model.dropout=0.1 -> {model.dropout: 0.1} -> arms.dropout: model.dropout: expected key=value
-    model.dropout=0.1 -> [optim.betas=0.9,0.95] -> arms.dropout: 0.95: expected key=value
-    trainer.max_steps=4 -> [model=tiny,small] -> overrides: small: expected key=value
-    {without -> [without -> not a question in YAML
-    {without: , dropout: model.dropout=0.1} -> [without, dropout] -> arms=['without', 'dropout']: expected a name
-    tune: -> metric: ${x} # -> metric: Interpolation key
+    baseline: without -> baseline: witout -> ablation.baseline=witout
+    [3, 4] -> [7] -> ablation.looks=[7]
+    [3, 4] -> 3 -> ablation.looks: expected a list
+    margin -> metirc -> ablation.metirc: no such key
+    margin: 0.1 -> margin: x -> ablation.equivalence_margin
+    seeds: 4 -> seeds: 4.5 -> ablation.seeds=4.5: expected how many
+    seeds: 4 -> question: again -> mine.yaml: not a question in YAML
+    Does dropout help -> a: b -> mine.yaml: not a question in YAML
+    seeds: 4 -> # -> ablation.seeds: is missing
+    tune: -> folds: 5 # -> ablation.folds=5: expected true or false
+    model.dropout=0.1 -> {model.dropout: 0.1} -> ablation.arms.dropout: {'model.dropout': 0.1}: expected key=value
+    model.dropout=0.1 -> [optim.betas=0.9,0.95] -> ablation.arms.dropout: 0.95: expected key=value
+    trainer.max_steps=4 -> [model=tiny,small] -> ablation.overrides: small: expected key=value
+    {without -> [without -> mine.yaml: not a question in YAML
+    {without: , dropout: model.dropout=0.1} -> [without, dropout] -> mine.yaml: arms: expected a name for each arm
+    tune: -> metric: ${x} # -> ablation.metric: Interpolation key
 """
 
 
@@ -130,22 +128,21 @@ def test_a_mistake_in_a_file_is_one_line_in_its_words(row, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(QUESTION.replace(old, new))
     with pytest.raises(UserError) as caught:
-        read_question(path)
+        asked_by(str(path))
     message = str(caught.value)
-    assert message.startswith(f"{path}: {named}")
+    assert named in message
     assert "\n" not in message
-    assert "ablation." not in message
 
 
 def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(QUESTION)
-    asked = read_question(path)
+    asked = asked_by(str(path)).ablation
     path.write_text("- a")
-    with pytest.raises(UserError, match=r"mine\.yaml: expected keys"):
-        read_question(path)
-    assert (asked["arms"], asked["seeds"]) == ({"without": [], "dropout": ["model.dropout=0.1"]}, [0, 1, 2, 3])
-    assert (asked["overrides"], asked["equivalence_margin"]) == (["trainer.max_steps=4"], 0.1)
+    with pytest.raises(UserError, match=r"mine\.yaml: its content: expected keys"):
+        asked_by(str(path))
+    assert (asked.arms, asked.seeds) == ({"without": [], "dropout": ["model.dropout=0.1"]}, [0, 1, 2, 3])
+    assert (asked.overrides, asked.equivalence_margin) == (["trainer.max_steps=4"], 0.1)
 
 
 def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at_home):

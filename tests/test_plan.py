@@ -81,7 +81,7 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ({"arms": {"tied": [], "untied": PATIENT}}, "arms.untied: checkpoint.patience=2"),
     (
         AB | {"tune": "learning_rate", "arms": {"a": [], "b": ["optim.lr_scale=2"]}},
-        "tune=learning_rate: a and b differ",
+        "arms: a and b are the same configuration; optim.lr_scale is tuned for each of them",
     ),
 ]
 ARMS = {  # what an arm says beside the configuration of its baseline
@@ -99,8 +99,8 @@ REFUSED += [(AB | {"arms": {"a": [], "b": [override]}}, named) for override, nam
 TYPED = {  # and what is typed beside it
     "head=untied": "ablation.arms.tied: head=tied",
     "data.path=/absent": "ablation.arms.tied: data.path=/absent",
-    "seed=3": "seed=3",
-    "max_minutes=1": "max_minutes=1",
+    "seed=3": "ablation.arms.tied: seed=3",
+    "max_minutes=1": "ablation.arms.tied: max_minutes=1",
 }
 
 

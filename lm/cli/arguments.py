@@ -185,7 +185,8 @@ def value_mistake(setting: str, error: BaseException) -> str:
     """
     key, _, value = setting.partition("=")
     is_of_list = "is not a ListConfig" in str(error)
-    text = f"expected a list, as in {shlex.quote(f'{key}=[{value}]')}" if is_of_list else first_line(error)
+    example = shlex.quote(f"{key}=[{value or 'VALUE'}]")
+    text = f"expected a list, as in {example}" if is_of_list else first_line(error)
     return f"{setting}: {text}"
 
 

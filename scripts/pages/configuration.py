@@ -34,7 +34,7 @@ TYPES = {
     dict[str, int]: "mapping to integers",
     dict[str, str]: "mapping to strings",
     dict[str, Any]: "mapping",
-    dict[str, list[str]]: "mapping to lists of strings",
+    Any: "one value or a list",
 }
 COMMANDS = {  # and a valid example of its settings
     "ablate": AblateConfig(

@@ -174,22 +174,19 @@ def _check_base(arm: Arm, init_from: str) -> None:
 
 def _check_distinct(question: Question, arms: Arms) -> None:
     names: dict[tuple[str, int], str] = {}
-    tuned = question.tuned_setting
+    tuned = str(question.tuned_setting)
+    values = [arm.settings[tuned] for arm in arms.values() if arm.is_tuned]
     for name, arm in arms.items():
         hashes = (arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-        same: dict[str, Any] = {"head.name": ""}
-        if tuned and arm.is_tuned:  # each arm finds its own value
-            same[tuned] = next(other.settings[tuned] for other in arms.values() if other.is_tuned)
+        same = {tuned: values[0]} if arm.is_tuned else {}  # each arm finds its own value
         key = (config_hash(change(arm.run, same), *hashes), question.seed_offsets.get(name, 0))
-        if key in names and tuned and arm.settings[tuned] != arms[names[key]].settings[tuned]:
-            pair = f"{names[key]} and {name} differ in {tuned} alone"
-            raise UserError(f"ablation.tune={question.tune}: {pair}, which is tuned for each of them; leave tune out")
-        if key in names:
+        if (other := names.setdefault(key, name)) != name:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
-            if arm.overrides != arms[names[key]].overrides:
+            if arm.overrides != arms[other].overrides:
                 advice = "what they change decides no score"
-            raise UserError(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
-        names[key] = name
+            if arm.settings.get(tuned) != arms[other].settings.get(tuned):
+                advice = f"{tuned} is tuned for each of them; leave tune out"
+            raise UserError(f"ablation.arms: {other} and {name} are the same configuration; {advice}")
 
 
 def _check_same_validation_text(question: Question, arms: Arms) -> None:

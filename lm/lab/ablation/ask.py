@@ -9,8 +9,7 @@ Imports no torch.
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +18,14 @@ from typing import Any
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 
-from lm.cli.arguments import PATHS, for_hydra, key_of, kinds_of, quoted, recipe_for
+from lm.cli.arguments import PATHS, for_hydra, key_of, quoted
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import CONTRASTS, ENDED, FILE, RunReader, by_key, read_record
-from lm.lab.ablation.question import AGAIN, LEARNING_RATE, LONGEST, MOST_SEEDS, SEED, AblateConfig, Question
+from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
@@ -44,29 +42,10 @@ RESERVED = {
     "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
-NOT_OF_AN_ARM = dict.fromkeys(TYPED_LENGTHS, SET_BY_BUDGET) | RESERVED
-OF_SINGLE_VALUES = {"primary", "looks", "seeds", "baselines", "seed_offsets", "match_parameters"}
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
 
 # --- a question in a line
-
-
-def ask_line(change: str, words: Sequence[str]) -> list[str]:
-    """Return the overrides of ablate that compare the values of a setting, with the recipe of the text.
-
-    `change` and `words`, the settings of all arms, are settings of train as they were typed. Raises UserError.
-    """
-    recipe = recipe_for([*words, change])
-    of_recipe = [f"experiment={recipe}"] if recipe else []
-    question = question_in_a_line(for_hydra(change, kinds_of(RunConfig), is_sweep=True))
-    return [*choose(question), of_all_arms([*of_recipe, *words])]
-
-
-def of_all_arms(words: Sequence[str]) -> str:
-    """Return the override of ablate that sets settings of train, as they were typed, for all arms."""
-    kinds = kinds_of(RunConfig)
-    return f"overrides=[{','.join(quoted(literal(for_hydra(word, kinds))) for word in words)}]"
 
 
 def question_in_a_line(change: str) -> QuestionFile:
@@ -88,7 +67,7 @@ def question_in_a_line(change: str) -> QuestionFile:
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
-        "seeds": [*range(SEEDS)],
+        "seeds": SEEDS,
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
     }
 
@@ -96,24 +75,11 @@ def question_in_a_line(change: str) -> QuestionFile:
 def long_name(word: str) -> str:
     """Return a short setting of a question under the name that it has in a file.
 
-    >>> long_name("seeds=3"), long_name("tune=true"), long_name("workers=2")
-    ('ablation.seeds=[0,1,2]', 'ablation.tune=learning_rate', 'workers=2')
-    >>> long_name("ablation.seeds=2")
-    'ablation.seeds=[0,1]'
+    >>> long_name("seeds=3"), long_name("margin=0.1"), long_name("workers=2")
+    ('ablation.seeds=3', 'ablation.equivalence_margin=0.1', 'workers=2')
     """
-    key, _, value = word.removeprefix("ablation.").partition("=")
-    if key not in SHORT:
-        return word
-    if key == "tune":
-        value = {"true": LEARNING_RATE, "false": "null"}.get(value.lower(), value)
-    if key in ("seeds", "folds"):
-        with explaining([word], {}):
-            typed = yaml.safe_load(value)
-        if key == "folds":
-            _check_folds(typed)
-        else:
-            value = to_override_value(_seeds(typed))
-    return f"ablation.{SHORT[key]}={value}"
+    key, equals, value = word.removeprefix("ablation.").partition("=")
+    return f"ablation.{SHORT[key]}{equals}{value}" if key in SHORT else word
 
 
 def values_of(override: str) -> list[Any]:
@@ -138,81 +104,14 @@ def is_question(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) and Path(word).is_file()
 
 
-def read_question(path: Path, is_whole: bool = True) -> QuestionFile:
-    """Return the question of a YAML file. A word where a list belongs is a list of one; seeds: 5 means 0 to 4.
-
-    `is_whole`: whether no setting of the question is typed elsewhere. Raises UserError that names the file and the key.
-    """
+def read_question(path: Path) -> QuestionFile:
+    """Return the question of a YAML file, under the names of Question. Raises UserError that names the file."""
     with reading(path, "a question in YAML"):
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(content, dict):
-            raise UserError("expected keys with values, such as question, arms and seeds")
-    kinds = kinds_of(Question)
-    with error_prefix(str(path)):
-        for short, key in SHORT.items():
-            if short != key and {short, key} <= {*content}:
-                raise UserError(f"{short}: is {key}, which is there too")
-        content = {SHORT.get(key, key): value for key, value in content.items()}
-        for key in {"primary", "looks"} & content.keys():
-            content[key] = _list_of(content[key])
-        if "overrides" in content:
-            content["overrides"] = _words("overrides", content["overrides"])
-        if (arms := content.get("arms")) is not None:
-            named = "a name for each arm with its settings, as in {wide: model.d_ff=512}"
-            require(isinstance(arms, dict), f"arms={arms}", named)
-            content["arms"] = {arm: _words(f"arms.{arm}", words) for arm, words in arms.items()}
-        if "seeds" in content:
-            content["seeds"] = _seeds(content["seeds"])
-        if "folds" in content:
-            _check_folds(content["folds"])
-        for key in OF_SINGLE_VALUES & content.keys():
-            values = content[key].values() if isinstance(content[key], dict) else content[key]
-            for value in values if isinstance(values, Collection) else ():
-                require(not isinstance(value, list | dict), f"{key}: {value}", "a single value in its place")
-        with explaining([], kinds):
-            schema = OmegaConf.merge(OmegaConf.structured(Question), {"name": "any"}, content)
-            missing = OmegaConf.missing_keys(schema)
-        if is_whole and missing:
-            raise UserError(f"{', '.join(sorted(missing))}: is missing")
-        try:
-            with explaining([], kinds), suppress(MissingMandatoryValue):  # typed elsewhere
-                OmegaConf.to_object(schema)
-        except UserError as error:
-            raise UserError(str(error).replace("ablation.", "")) from None
-    return dict(content)
-
-
-def _seeds(value: Any) -> Any:
-    """Return the seeds of a question, of a number the first so many. Raises UserError."""
-    if type(value) in (int, float) and float(value).is_integer():
-        require(value >= 1, f"seeds={value}", "1 or more")
-        return [*range(min(int(value), MOST_SEEDS + 1))]  # which is refused
-    is_list = not isinstance(value, str | float | bool)
-    require(is_list, f"seeds={value}", f"how many, as in seeds={SEEDS}, or a list, as in 'seeds=[1,2,3]'")
-    return value
-
-
-def _check_folds(value: Any) -> None:
-    """Raise UserError for a number, which OmegaConf would take for true."""
-    is_whole = isinstance(value, int) and value > 1
-    number = f"; data.val_fraction={1 / value:.3g} makes {value} parts of the text" if is_whole else ""
-    require(isinstance(value, bool), f"folds={value}", f"true or false{number}")
-
-
-def _list_of(value: Any) -> Any:
-    if value is None:
-        return []
-    return value if isinstance(value, list | dict) else [value]
-
-
-def _words(key: str, value: Any) -> Any:
-    """Return the settings of train under a key of a question. Raises UserError for what is no setting in words."""
-    words = _list_of(value)
-    for word in words:
-        is_word = isinstance(words, list) and isinstance(word, str) and ("=" in word or word.startswith("~"))
-        advice = '; a value with a comma stands in quotes, as in "optim.betas=[0.9,0.95]"'
-        require(is_word, f"{key}: {word}", f"key=value of train, as in [model.dropout=0.1]{advice}")
-    return words
+        require(isinstance(content, dict), "its content", "keys with values, such as question, arms and seeds")
+        named = isinstance(content.get("arms", {}), dict)
+        require(named, "arms", "a name for each arm with its settings, as in {wide: model.d_ff=512}")
+        return {SHORT.get(key, key): value for key, value in content.items()}
 
 
 def choose(question: QuestionFile) -> list[str]:
@@ -333,15 +232,11 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOS
     naming the arm or override to blame. It comes before torch is imported.
     """
     common = by_key([*question.overrides, *typed])
-    if reserved := sorted(common.keys() & RESERVED.keys()):
-        raise UserError(f"{common[reserved[0]]}: {RESERVED[reserved[0]]}")
     runs: dict[str, RunConfig] = {}
     for name, overrides in question.arms.items():
         own = by_key(overrides)
         with error_prefix(f"ablation.arms.{name}"):
             for key, override in own.items():
-                if key in NOT_OF_AN_ARM:
-                    raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in by_key(typed):
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
             words = common | own
@@ -354,10 +249,16 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOS
                 run = replace(run, init_from=str(values_of(for_hydra(word, {"init_from": str}))[0]))
             runs[name] = run
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
-    _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
+    lengths = {key: next(iter(settings.values()))[key] for key in TYPED_LENGTHS}  # of the first arm
+    for name, values in settings.items():
+        with error_prefix(f"ablation.arms.{name}"):
+            for key, reason in RESERVED.items():
+                require(not values[key], f"{key}={values[key]}", f"no such setting; {reason}")
+            for key, length in lengths.items():
+                require(values[key] == length, f"{key}={values[key]}", f"{length}; {SET_BY_BUDGET}")
     if (setting := question.tuned_setting) is not None:
         are_numbers = all(isinstance(values.get(setting, ""), float | None) for values in settings.values())
-        is_fixed = setting in NOT_OF_AN_ARM or setting.startswith(OF_TEXT)  # values are compared at one length and text
+        is_fixed = setting in TYPED_LENGTHS or setting.startswith(OF_TEXT)  # values are compared at one length and text
         expected = "learning_rate, or a setting of train that takes any number and chooses neither length nor text"
         require(are_numbers and not is_fixed, f"ablation.tune={question.tune}", expected)
         is_set = any(values[setting] for values in settings.values())
@@ -372,14 +273,3 @@ def with_folds(question: Question, runs: dict[str, RunConfig]) -> Question:
     if has_own or any(run.init_from for run in runs.values()):  # a model that is continued may have read any part
         return replace(question, folds=False)
     return question
-
-
-def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
-    """Refuse a length that is not that of all arms, also where an experiment or a whole group of settings has it."""
-    first = next(iter(settings.values()))
-    for name, values in settings.items():
-        with error_prefix(name):
-            for key in ("checkpoint.patience", "max_minutes"):
-                require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
-            for key in TYPED_LENGTHS:
-                require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")

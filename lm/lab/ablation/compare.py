@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lm.cli.arguments import Words, quoted, with_text
+from lm.cli import command_line
 from lm.cli.compose import compose
 from lm.errors import error_prefix, require
-from lm.lab.ablation.ask import SEEDS, ask_line, compose_question, long_name, write_question
+from lm.lab.ablation.ask import SEEDS, compose_question, write_question
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
+from lm.lab.commands.ablate import hydra_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,12 @@ def compare(
     from lm.lab.ablation.ablate import ablate
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
-    require(isinstance(tune, bool), f"tune={tune!r}", "True or False")
-    words = with_text(Words([], [*overrides], [] if text is None else [str(text)]))
-    settings = {"seeds": seeds} | ({} if margin is None else {"margin": margin}) | ({"tune": "true"} if tune else {})
-    own = [*ask_line(change, words), *(long_name(f"{key}={value}") for key, value in settings.items())]
-    if output_dir is not None:
-        own.append(f"output_dir={quoted(str(output_dir))}")
-    config = compose("ablate", own, AblateConfig)
-    question = config.ablation
-    runs = compose_question(config)
-    file, folder = (None if path is None else str(path) for path in (text, output_dir))
-    call = f"{change!r}, text={file!r}, seeds={seeds}, margin={margin}, overrides={[*overrides]}, output_dir={folder!r}"
-    results = ablate(config, runs, f"compare({call}, tune={tune})")
+    own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
+    typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
+    typed += [] if text is None else [str(text)]
+    config = compose("ablate", hydra_words(typed)[0], AblateConfig)
+    question, runs = config.ablation, compose_question(config)
+    results = ablate(config, runs, command_line("ablate", *typed))
     write_question(question, config.overrides, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 

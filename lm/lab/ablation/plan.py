@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -148,7 +149,8 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
             trains = any(loss(middle + rung) != math.inf for rung in AROUND)
             around = LADDER if trains else AROUND  # more values of an arm that does not train would not train either
             rungs[name] = [middle + rung for rung in around if plan.is_allowed(name, middle + rung)]
-    seeds, up_to_look = _looks(plan, asked, rungs)
+    n_seeds, n_now = _looks(plan, asked, rungs)
+    seeds = plan.question.seeds[:n_seeds]
     asked |= {spec.run_dir: spec for spec in _reported(plan, rungs, seeds)}
     missing = [spec for spec in asked.values() if plan.status(spec) == "missing"]
     again = [
@@ -156,7 +158,7 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
         for spec in asked.values()
         if plan.status(spec) in ("failed", "killed") and tries.get(spec.run_dir, 0) < MAX_TRIES
     ]
-    todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.run_dir in up_to_look]
+    todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.seed in seeds[:n_now]]
     n_open = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
     record = _with_runs(plan, [*asked.values()])
     return Step(todo, [*again, *missing], record, n_open * (len(plan.arms) - len(rungs)))
@@ -185,25 +187,25 @@ def _reported(plan: Plan, rungs: Mapping[str, Sequence[int]], seeds: Sequence[in
     return [plan.spec(arm, seed, rung) for seed in seeds for arm, own in rungs.items() for rung in own]
 
 
-def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequence[int]]) -> tuple[list[int], set[str]]:
-    """Return the seeds that are reported, and the names of the reported runs up to the next decision.
+def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    """Return how many seeds are reported, and how many of them are made before the next decision.
 
     A decision waits until all runs before it have ended: a missing one could change it. A look is skipped if a run
     failed, because the runs that survived would decide, and if a run of a later seed has ended: it has passed.
     """
-    question = plan.question
+    question, n_seeds = plan.question, len(plan.question.seeds)
     for n in question.looks[:-1]:
         specs = _reported(plan, rungs, question.seeds[:n])
         status = {plan.status(spec) for spec in specs}
         if any(plan.status(spec) in ENDED for spec in _reported(plan, rungs, question.seeds[n:])):
             continue  # this look has passed
         if len(rungs) < len(plan.arms) or "missing" in status:
-            return question.seeds, {spec.run_dir for spec in specs}
+            return n_seeds, n
         if status <= {*ENDED}:
             record = _with_runs(plan, [*asked.values(), *specs])
             if all(contrast.verdict != "undecided" for contrast in results_of(record, plan.reader).asked()):
-                return question.seeds[:n], {spec.run_dir for spec in specs}
-    return question.seeds, {spec.run_dir for spec in _reported(plan, rungs, question.seeds)}
+                return n, n
+    return n_seeds, n_seeds
 
 
 def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
@@ -216,13 +218,9 @@ def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
 
 
 def seconds_to_go(plan: Plan, step: Step) -> float:
-    """Return how long the busiest worker takes for what is missing; ladders whose middle is not known count too."""
-    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing]
-    mean = sum(arm.seconds() for arm in plan.arms.values()) / len(plan.arms)
-    loads = [0.0] * plan.record.workers
-    for duration in sorted([*seconds, *[mean] * step.n_open], reverse=True):
-        loads[loads.index(min(loads))] += duration
-    return max(loads)
+    """Return how long all workers take for what is missing; ladders whose middle is not known count too."""
+    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing] or [0.0]
+    return math.ceil((len(step.missing) + step.n_open) / plan.record.workers) * fmean(seconds)
 
 
 # --- from a question to its plan

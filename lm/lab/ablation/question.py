@@ -52,15 +52,15 @@ class Question:
 
     name: str  # name of the ablation; for a question in a file, the name of the file
     question: str  # question that the report answers
-    arms: dict[str, list[str]]  # settings that each arm changes, by the name of the arm
-    overrides: list[str] = field(default_factory=list)  # settings of all arms; {seed} in init_from: seed of the run
+    arms: dict[str, Any]  # settings that each arm changes, by the name of the arm
+    overrides: Any = field(default_factory=list)  # settings of all arms; {seed} in init_from: seed of the run
     baseline: str  # arm with which the other arms are compared
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> another baseline for this arm
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all
     contrasts: dict[str, Any] = field(default_factory=dict)  # weighted sums of arms: name -> arm -> weight
-    seeds: list[int]  # seeds at which each arm is trained
+    seeds: Any  # seeds at which each arm is trained; a number: as many, from 0
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
-    folds: bool = True  # whether each pair holds out another part of the text
+    folds: Any = True  # whether each pair holds out another part of the text: true or false
     first_fold: float = 0.0  # number of the part that the first pair holds out, from 0
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
@@ -70,6 +70,11 @@ class Question:
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop early; empty: none
 
     def __post_init__(self) -> None:
+        self.arms = {arm: _words(f"arms.{arm}", words) for arm, words in self.arms.items()}
+        self.overrides = _words("overrides", self.overrides)
+        self.seeds = _seeds(self.seeds)
+        parts = "true or false; data.val_fraction=0.2 makes five parts of the text"
+        require(isinstance(self.folds, bool), f"ablation.folds={self.folds}", parts)
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
         names = METRICS if self.metric in METRICS else RUN_METRICS  # nobody types the metrics of rows
         require_choice("ablation.metric", self.metric, names)
@@ -148,6 +153,28 @@ class Question:
         for arm, offset in self.seed_offsets.items():
             is_other = offset >= 1 and {seed + offset for seed in seeds}.isdisjoint(seeds)
             require(is_other, f"ablation.seed_offsets.{arm}={offset}", "a number that leads to other seeds")
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list. A single value is accepted for a list of one, and null for an empty list."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _seeds(value: Any) -> list[Any]:
+    """Return the seeds of a question, of a number the first so many. Raises UserError."""
+    seeds = [*range(min(value, MOST_SEEDS + 1))] if type(value) is int else _listed(value)  # too many are refused
+    are_whole = bool(seeds) and all(type(seed) is int for seed in seeds)
+    require(are_whole, f"ablation.seeds={value}", "how many, as in seeds=5, or a list, as in 'seeds=[1,2,3]'")
+    return seeds
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Return the settings of train under a key. Raises UserError for a value that is no setting in words."""
+    for word in _listed(value):
+        is_word = isinstance(word, str) and ("=" in word or word.startswith("~"))
+        advice = '; a value with a comma stands in quotes, as in "optim.betas=[0.9,0.95]"'
+        require(is_word, f"ablation.{key}: {word}", f"key=value of train, as in [model.dropout=0.1]{advice}")
+    return _listed(value)
 
 
 def weighted_sum(weights: Mapping[str, float]) -> str:

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
@@ -29,19 +30,19 @@ from lm.cli.arguments import (
     key_of,
     kinds_of,
     quoted,
+    recipe_for,
     with_text,
 )
 from lm.cli.compose import LOADED, run_hydra, to_dataclass
-from lm.config import RunConfig
+from lm.config import RunConfig, literal
 from lm.errors import RESUMABLE, UserError
 from lm.lab.ablation.ask import (
-    ask_line,
     choose,
     compose_question,
     confirmation,
     is_question,
     long_name,
-    of_all_arms,
+    question_in_a_line,
     read_question,
     values_of,
     write_question,
@@ -51,8 +52,8 @@ from lm.lab.ablation.question import AblateConfig
 
 SCHEMA = AblateConfig
 IS_HYDRA = True
-OWN, TRAIN = kinds_of(AblateConfig), kinds_of(RunConfig)
-IN_A_LINE = {"seeds": list[int], "margin": float, "tune": str, "folds": bool}  # short names of settings of a question
+OWN, TRAIN = kinds_of(AblateConfig) | {"ablation.overrides": list[str]}, kinds_of(RunConfig)
+IN_A_LINE = {"seeds": Any, "margin": float, "tune": str, "folds": Any}  # short names of settings of a question
 
 
 def run(args: list[str]) -> int:
@@ -144,7 +145,9 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
             raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
         if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
             raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
-        chosen = ask_line(changes[0], [word for word in train if word not in changes])
+        recipe = recipe_for(train)
+        chosen = choose(question_in_a_line(for_hydra(changes[0], TRAIN, is_sweep=True)))
+        train = [*([f"experiment={recipe}"] if recipe else []), *(word for word in train if word not in changes)]
         is_line, changes = True, []
     else:
         chosen = []
@@ -153,8 +156,8 @@ def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
     is_asked = chosen or any(key_of(word) == "ablation" for word in own)
     if not is_asked and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
         raise UserError(_no_question(train, texts))
-    of_all = [] if is_line else [of_all_arms(train)]  # a line has chosen a recipe besides
-    return [*words.flags, *chosen, *(for_hydra(word, OWN) for word in own), *of_all], is_line
+    of_all = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
+    return [*words.flags, *chosen, *(for_hydra(word, OWN) for word in own), f"overrides=[{of_all}]"], is_line
 
 
 def _is_own(word: str) -> bool:
@@ -176,8 +179,7 @@ def _read(files: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return the overrides that choose the question of a YAML file, which Hydra gets to know."""
     if len(files) > 1 or any(key_of(word) == "ablation" for word in own):
         raise UserError(f"{files[-1]}: is a second question, expected one")
-    is_whole = not any(key_of(word).startswith("ablation.") for word in own)
-    ConfigStore.instance().store(LOADED, read_question(Path(files[0]), is_whole), "ablation")
+    ConfigStore.instance().store(LOADED, read_question(Path(files[0])), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={quoted(Path(files[0]).stem)}"]
 
 
