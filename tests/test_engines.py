@@ -97,7 +97,7 @@ def test_each_run_is_made_once_and_its_end_is_written(ends, status, planned):
 
 
 def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(planned):
-    def interrupt(_):
+    def interrupt():
         raise KeyboardInterrupt
 
     interrupted, absent = Endless(KILLED), Scripted(ERROR, begins=False)

@@ -154,12 +154,6 @@ def test_each_budget_holds_equal_what_it_names(planner):
         assert spent[1] == pytest.approx(spent[0], rel=0.5 / untied.steps)
 
 
-def test_arms_whose_whole_steps_make_unequal_budgets_are_named(planner):
-    arms = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=3"]}
-    planner.plan("trainer.max_steps=5", arms=arms)
-    assert "672 in untied and 640 in tied" in planner.tables[-1]
-
-
 def test_a_plan_says_what_it_costs_and_detects_and_leaves_nothing(planner):
     """The time to go is that of the busiest worker, for a run cannot be divided."""
     plan = planner.plan(seeds=[*range(5)])

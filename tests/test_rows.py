@@ -10,8 +10,9 @@ from conftest import ROOT
 
 from lm import judge
 from lm.errors import UserError
+from lm.lab.ablation.report import result_table
 from lm.lab.ablation.results import read_results
-from lm.lab.ablation.rows import judged, read_rows, rows_table
+from lm.lab.ablation.rows import judged, read_rows
 from tests.helpers.ablation_folder import Page, numbers
 
 ROWS = "arm,seed,value\na,0,1.0\na,1,1.1\na,2,1.3\nb,2,1.19\nb,0,0.9\nb,1,1.02\n"
@@ -75,7 +76,7 @@ def test_a_value_that_is_not_finite_is_a_run_that_diverged(value, rows_of):
 
 def test_rows_without_a_pair_are_left_out_and_told(rows_of):
     lost = rows_of(ROWS + "a,7,1\na,8,2\nb,3,1.5\nc,0,2.0\nc,1,2.2\nd,0,nan\nd,1,nan\nd,2,nan\n")
-    table = rows_table(judged(lost, "a", 0.01, False), None)
+    table = result_table(judged(lost, "a", 0.01, False))
     for told in (
         "3 of 14 rows have no pair: a seed 7, 8, b seed 3.",
         "Pairs are missing: c has 2 of 3.",

@@ -13,10 +13,9 @@ tuned setting; 1 in an arm that is not tuned) and `run_dir` (below the ablation'
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandas as pd
 
@@ -34,26 +33,6 @@ Columns = Mapping[str, type | None]  # None: as the values are
 STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of a run: as an ablation says it
 SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
-
-
-CONTRAST = tuple(
-    item.name
-    for item in fields(Contrast)
-    if item.name
-    not in (
-        "seeds",
-        "differences",
-        "diverged",
-        "failed",
-        "untrainable",
-        "n_planned",
-        "weights",
-        "best",
-        "gains",
-        "tried",
-        "dropped",
-    )
-)
 
 
 class _Run(NamedTuple):
@@ -121,13 +100,13 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
 
 def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
     """Return the contrasts of ablations, by name."""
+    kinds = {key: kind for key, kind in get_type_hints(Contrast).items() if get_origin(kind) not in (list, dict)}
     rows = [
-        {"ablation": name} | {key: getattr(contrast, key) for key in CONTRAST}
+        {"ablation": name} | {key: getattr(contrast, key) for key in kinds}
         for name, ablation in ablations.items()
         for contrast in ablation.contrasts
     ]
-    kinds = get_type_hints(Contrast)
-    columns = {key: next(iter(get_args(kinds[key])), kinds[key]) for key in CONTRAST}  # float of float | None
+    columns = {key: next(iter(get_args(kind)), kind) for key, kind in kinds.items()}  # float of float | None
     return frame_of(rows, {"ablation": str, **columns})
 
 

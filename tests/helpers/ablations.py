@@ -41,12 +41,12 @@ class Lab:
     def overrides(self):
         return [*SMALL, *self.common, f"data.path={self.text}", f"data.cache_dir={self.root / 'cache'}"]
 
-    def run(self, *typed, folder="out", plan_only=False, report=True, **changes):
+    def run(self, *typed, folder="out", plan_only=False, **changes):
         """What ablate.py does with a question that has these changes and with overrides that are typed."""
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
         options = {"output_dir": str(self.root / folder), "overrides": list(typed)}
-        config = AblateConfig(ablation=ablation, plan_only=plan_only, report=report, workers=2, **options)
+        config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), lambda overrides: composed(*overrides))
         config.ablation = with_folds(ablation, runs)
 

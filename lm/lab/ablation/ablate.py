@@ -1,10 +1,9 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from lm.lab.ablation.arms import time_steps
 from lm.lab.ablation.execute import ENGINES, execute
 from lm.lab.ablation.folder import (
     UNUSED,
-    AblationRecord,
     RunReader,
     existing_record,
     folder_of,
@@ -33,11 +31,10 @@ from lm.lab.ablation.plan import (
     Step,
     make_plan,
     next_runs,
-    now,
     seconds_to_go,
 )
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.ablation.report import is_written, remove_pages, write_report, write_tables
+from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
@@ -62,11 +59,10 @@ def ablate(
     before = existing_record(folder)
     engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
     plan = make_plan(config, runs, before, RunReader(folder), command, engine.default_workers)
+    if untimed := [arm for arm in plan.arms.values() if not arm.seconds_per_step]:
+        time_steps(untimed)
     tries = Counter[str]()  # of a run that failed, in this call
     step = next_runs(plan, tries)
-    if step.missing:
-        time_steps(arm for arm in plan.arms.values() if not arm.seconds_per_step)
-        step = next_runs(plan, tries)
     results = results_of(step.record, plan.reader)
     on_plan(plan, step, results)
     if config.plan_only:
@@ -74,73 +70,50 @@ def ablate(
     with lock_output_dir(folder):
         if existing_record(folder) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        is_whole = is_written(folder, config.report) and not step.missing
-        if before and before.ended and is_whole and _is_same(step.record, before):
-            return results_of(replace(step.record, ended=before.ended), plan.reader)
-        progress = _Progress(plan, config.report)
+        progress = _Progress(plan)
         write_record(step.record, folder)
         while step.todo:
-            with progress.begin(step) as bar:
-                execute(step.todo, engine, plan.record.workers, progress.on_end, partial(progress.on_poll, bar))
+            total = sum(spec.run.trainer.max_steps for spec in step.todo)
+            with tqdm(total=total, desc=plan.question.name, unit="step", leave=False, disable=None) as bar:
+                on_end, on_poll = partial(progress.on_end, step), partial(_show_steps, bar, step.todo)
+                execute(step.todo, engine, plan.record.workers, on_end, on_poll)
             tries.update(run.run_dir for run in step.todo)
             step = next_runs(plan, tries)
             write_record(step.record, folder)
         results = results_of(step.record, plan.reader)
-        if config.report:
-            if results.is_whole():
-                results.record.ended = now()
-            write_report(results)
-        else:
-            write_tables(results)
-            remove_pages(folder)
-        write_record(results.record, folder)  # last: with `ended`, nothing is left to do
+        write_report(results)
         return results
 
 
-def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
-    return all(getattr(record, key) == getattr(before, key) for key in ("question", "overrides", "runs", "changed"))
+def _show_steps(bar: Any, specs: Sequence[RunSpec]) -> None:
+    with suppress(OSError):  # of a file system that is away for a moment
+        bar.n = sum(spec.files.steps() for spec in specs)
+    bar.refresh()
 
 
 class _Progress:
-    """What is said while runs are made, and the report of what there is so far."""
+    """A line for each run that has ended, and now and then the report of what there is so far."""
 
-    def __init__(self, plan: Plan, reports: bool) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ended = set[str]()  # a run that is tried twice counts once
-        self.n_runs = self.steps_ended = 0
-        self.next_report = time.monotonic() + 1.0 / REPORT_SHARE if reports else math.inf
+        self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
-    def begin(self, step: Step) -> Any:
-        """Return the bar of the runs of a step."""
-        self.step, self.steps_ended = step, 0
-        self.n_runs = len(self.ended | {run.run_dir for run in step.missing}) + step.n_open
-        total = sum(run.run.trainer.max_steps for run in step.todo)
-        return tqdm(total=total, desc=self.plan.question.name, unit="step", leave=False, disable=None)
-
-    def on_end(self, run: RunSpec) -> None:
-        """Print a line for each run, and write what there is into the report, if that has not been done lately."""
+    def on_end(self, step: Step, run: RunSpec) -> None:
         self.ended.add(run.run_dir)
-        self.steps_ended += run.run.trainer.max_steps
-        others = [other for other in self.step.missing if other.run_dir != run.run_dir]
-        self.step = replace(self.step, missing=others)
+        left = [other for other in step.missing if other.run_dir not in self.ended]
         outcome, metric = self.plan.reader.outcome(run.run_dir), self.plan.question.metric
         score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
         at = f" at {run.factor:.3g} times its {self.plan.question.tune}" if self.plan.arms[run.arm].is_tuned else ""
         reason = f" ({outcome.error})" if outcome.error else ""
-        to_go = duration(seconds_to_go(self.plan, self.step))
-        what = f"run {len(self.ended)} of {self.n_runs}: {run.arm}{at}, seed {run.seed}"
+        to_go = duration(seconds_to_go(self.plan, replace(step, missing=left)))
+        what = f"run {len(self.ended)} of {len(self.ended) + len(left) + step.n_open}: {run.arm}{at}, seed {run.seed}"
         self.print_line(f"{what}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
-            results = results_of(self.step.record, self.plan.reader)
+            results = results_of(step.record, self.plan.reader)
             write_report(results)
             self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
-
-    def on_poll(self, bar: Any, running: Collection[RunSpec]) -> None:
-        """Let the bar show the steps that have been made."""
-        with suppress(OSError):  # of a file system that is away for a moment
-            bar.n = self.steps_ended + sum(run.files.steps() for run in running)
-        bar.refresh()
 
     def print_line(self, line: str) -> None:
         tqdm.write(printable(f"{self.plan.question.name}: {line}"), file=sys.stderr)
@@ -161,10 +134,6 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
     if question.looks:
         runs += f", with looks at {', '.join(map(str, question.looks))} seeds"
     lines = [question.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
-    if alone := results.n_without_folder():
-        lines += [
-            f"finished runs without a folder, read from results.csv: {alone}; to repeat such a run, delete its row"
-        ]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
     if (unused := int((results.runs["purpose"] == UNUSED).sum())) and not step.n_open:  # else names are not known yet
         reason = "settings or text have changed, or they are not asked for any more"

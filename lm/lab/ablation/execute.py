@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -72,11 +72,11 @@ def execute(
     engine: Engine,
     workers: int,
     on_end: Callable[[RunSpec], None] = lambda spec: None,
-    on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Make each of these runs once, `workers` at a time.
 
-    `on_end` is called with each of them, `on_poll` now and then with those that are running. An interrupt cancels what
+    `on_end` is called with each of them, `on_poll` now and then. An interrupt cancels what
     is queued or running and goes on to the caller. Raises UserError if the engine does not take a run, or if a machine
     lacks what runs need.
     """
@@ -94,7 +94,7 @@ def execute(
                     running.remove((spec, handle))
                     _write_ending(spec, ending, engine.name)
                     on_end(spec)
-            on_poll([spec for spec, _ in running])
+            on_poll()
     except BaseException:
         for _, handle in running:
             engine.cancel(handle)

@@ -79,7 +79,6 @@ class AblationRecord:
     runs: list[Run] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)  # that were ever asked: the place of a seed is its part of the text
     begun: str = ""
-    ended: str | None = None
     changed: list[int] = field(default_factory=list)  # after how many results the design changed, at each change
     command: str = ""
     machine: str = ""

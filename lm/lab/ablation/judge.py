@@ -145,7 +145,7 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
     own = {arm: scored[arm] for arm in weights}
     ladders = {arm: result.ladder for arm, result in own.items() if result.ladder}
     seeds = [seed for seed in question.seeds if all(seed in arm.scores for arm in own.values())]
-    losses = [_sum([weight * own[arm].scores[seed] for arm, weight in weights.items()]) for seed in seeds]
+    losses = [sum(weight * own[arm].scores[seed] for arm, weight in weights.items()) for seed in seeds]
     first, other = sides(weights)
     is_pair = name not in question.contrasts
     primary = is_pair and first in question.primary_arms()
@@ -220,12 +220,6 @@ def paired_test(
     return PairedTest(sd, low, high, min(1.0, 2 * float(special.stdtr(df, -away / error))), p_equivalent)
 
 
-def _sum(terms: Sequence[float]) -> float:
-    """Return the sum, 0 where only rounding differs from it."""
-    total = float(sum(terms))
-    return 0.0 if abs(total) <= ROUNDING * sum(map(abs, terms)) else total
-
-
 def holm(ps: Sequence[float]) -> list[float]:
     """Return p values adjusted for their number, in the order given (Holm, 1979).
 
@@ -269,10 +263,7 @@ def detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
 
 def interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> tuple[float, float] | None:
     """Return the t interval of the mean (Student, 1908); None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    half = float(special.stdtrit(len(values) - 1, (1 + confidence) / 2)) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    return paired_test(values, None, alpha=1 - confidence)[1:3] if len(values) > 1 else None
 
 
 def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str | None]:

@@ -224,7 +224,6 @@ class AblateConfig:
     output_dir: str | None = None  # folder of the ablation; null: ablations/NAME
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
     plan_only: bool = False  # show what would be run and what it costs, and train nothing
-    report: bool = True  # write the pages and figures of the answer, which takes some seconds
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
     exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
     executor: str = "local"  # where runs are made: local, ray or slurm

@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -33,16 +32,19 @@ ALT = {  # what is read aloud in place of a figure
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "ladder": "Loss of each arm over its tuned setting",
 }
-PAGES = ("report.html", "report.md", "report.json")
 FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 RECORDED = ("changed", "command", "machine", "threads", "workers")
 
 
 def write_report(results: Results) -> None:
-    """Write the report into the folder of the ablation."""
-    write_pages(results.folder, results, describe(results, report_warnings(results)), FIGURES)
-    if results.frozen is None:  # else its files stay as they were committed
+    """Write the pages, the figures and the tables of an ablation, of a frozen study or of rows into their folder."""
+    folder, content = results.folder, describe(results, report_warnings(results))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
+    write_text(folder / "report.html", _html(results, content))
+    if results.record.begun:  # else rows, or a study whose files stay as they were committed
         write_tables(results)
 
 
@@ -56,44 +58,18 @@ def write_tables(results: Results) -> None:
     write_text(folder / "results.csv", results.runs[columns].to_csv(index=False, lineterminator="\n"))
 
 
-def write_pages(folder: Path, results: Results, content: dict[str, Any], drawn: Sequence[Any]) -> None:
-    """Write the pages, the figures and report.json of what `describe` has returned."""
-    write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
-    svg = _figures(results, drawn)
-    (folder / "figures").mkdir(exist_ok=True)
-    for name in ALT:
-        if name in svg:
-            write_text(folder / "figures" / f"{name}.svg", svg[name])
-        else:  # of an earlier question
-            (folder / "figures" / f"{name}.svg").unlink(missing_ok=True)
-    write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
-    write_text(folder / "report.html", _html(results, content, svg))
-
-
-def is_written(folder: Path, has_pages: bool) -> bool:
-    """Return whether the files are there that a call with or without pages leaves."""
-    return (folder / "results.csv").exists() and all((folder / name).exists() == has_pages for name in PAGES)
-
-
-def remove_pages(folder: Path) -> None:
-    """Remove the pages of an earlier call, which would not show the results that there are now."""
-    for name in (*PAGES, *(f"figures/{name}.svg" for name in ALT)):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _figures(results: Results, drawn: Sequence[Any]) -> dict[str, str]:
-    return {draw.__name__: figure for draw in drawn if (figure := as_svg(draw, results)) is not None}
-
-
-def _html(results: Results, content: dict[str, Any], svg: dict[str, str]) -> str:
-    inlined = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
+def _html(results: Results, content: dict[str, Any]) -> str:
+    svg = {}
+    for draw in FIGURES if results.question.metric in RUN_METRICS else FIGURES[:1]:
+        if figure := as_svg(draw, results):
+            svg[draw.__name__] = inline(figure, ALT[draw.__name__])
     title, comparisons = content["question"], results.comparisons
-    return render("ablation.html.j2", **content, title=title, comparisons=comparisons, svg=inlined)
+    return render("ablation.html.j2", **content, title=title, comparisons=comparisons, svg=svg)
 
 
 def html_report(results: Results) -> str:
     """Return report.html as it would be written now, for a page that is looked at while runs go on."""
-    return _html(results, describe(results, report_warnings(results)), _figures(results, FIGURES))
+    return _html(results, describe(results, report_warnings(results)))
 
 
 def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
@@ -160,8 +136,6 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     yield "design", _design(results)
     if stopped := results.stopped_early():
         yield "planned looks (interim analyses)", stopped
-    if alone := results.n_without_folder():
-        yield "runs without a folder", f"for {alone} runs, results.csv is all that is left"
 
 
 def _start(results: Results) -> str:
@@ -254,7 +228,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     record, done = results.record, results.asked_for[results.asked_for["status"] == "done"]
     if not record.begun:
         return
-    yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
+    yield "started", record.begun
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
     for key, name in (CONDITIONS | {key: key.replace("_", " ") for key in HASHES}).items():
         counts = Counter(done[key].astype("string").fillna("unknown").str[:40])  # of a hash as much as tells it
@@ -295,7 +269,7 @@ def result_table(results: Results) -> str:
         lines.append(f"{run.status}: {run.run_dir} ({run.error}){f', see {log}' if log.exists() else ''}")
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     page = results.folder / "report.html"
-    return printable("\n".join([*lines, "", f"{counts}; {page if page.exists() else results.folder}"]))
+    return printable("\n".join([*lines, "", f"{counts}; {page}" if page.exists() else counts]))
 
 
 def comparison_table(results: Results) -> str:

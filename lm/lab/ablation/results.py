@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pandas as pd
 
@@ -40,7 +41,6 @@ class Results:
     reader: RunReader
     runs: pd.DataFrame
     frozen: list[Contrast] | None = None  # contrasts as published, in place of those that the runs give
-    shown: list[Contrast] | None = None  # those of a frozen study that pages show: of the same runs once
 
     @property
     def question(self) -> Question:
@@ -92,7 +92,7 @@ class Results:
     @property
     def comparisons(self) -> list[Contrast]:
         """The contrasts that pages show."""
-        return self.contrasts if self.shown is None else self.shown
+        return [contrast for contrast in self.contrasts if contrast.budget == self.contrasts[0].budget]
 
     def asked(self) -> list[Contrast]:
         """Return the comparisons that answer the question: the primary ones, and weighted sums."""
@@ -121,11 +121,6 @@ class Results:
         """Return whether all runs that are asked for have a result."""
         counts = self.counts()
         return not (counts["failed"] or counts["killed"] or counts["missing"] or self.untuned())
-
-    def n_without_folder(self) -> int:
-        """Return of how many finished runs results.csv is all that is left."""
-        done = self.asked_for[self.asked_for["status"] == "done"]
-        return int((~done["has_folder"].astype(bool)).sum())
 
     def settings_of(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a run, a row of `runs`, with dotted keys."""
@@ -220,29 +215,16 @@ def _frozen(folder: Path, reader: RunReader) -> Results:
         )
         runs = [Run(arm=row["arm"], seed=int(row["seed"]), run_dir=row["run_dir"]) for row in rows]
         record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, runs=runs)
-        shown = [
-            _shown(contrast, row["at_equal"]) for contrast, row in zip(contrasts, cells, strict=True) if row["budgets"]
-        ]
-        return replace(results_of(record, reader), frozen=contrasts, shown=shown)
+        return replace(results_of(record, reader), frozen=contrasts)
 
 
 def _contrast(cells: Mapping[str, str]) -> Contrast:
-    hints = get_type_hints(Contrast)
-    values = {key: _value(cells[key], hints[key]) for key in cells if key in hints}
+    values = {key: _value(cells[key]) for key in cells if key in Contrast.__slots__}
     return Contrast(name=f"{cells['arm']} - {cells['baseline']}", failed=json.loads(cells["broken"]), **values)
 
 
-def _shown(contrast: Contrast, at_equal: str) -> Contrast:
-    """Return the contrast with what is held equal in its words; `at_equal` is empty where a study has one budget."""
-    if not at_equal:
-        return contrast
-    sentence = f"{at_equal.strip().capitalize()}, {contrast.sentence}".replace("flops", "FLOPs")
-    return replace(contrast, baseline=f"{contrast.baseline}{at_equal}", sentence=sentence)
-
-
-def _value(cell: str, kind: Any) -> Any:
-    """Return a cell of contrasts.csv: text, or JSON where the column holds anything else."""
-    kinds = get_args(kind) or (kind,)
-    if not cell and type(None) in kinds:
-        return None
-    return cell if str in kinds and not cell.startswith("[") else json.loads(cell)
+def _value(cell: str) -> Any:
+    """Return a cell of contrasts.csv: text, or JSON where it is anything else."""
+    with suppress(ValueError):
+        return json.loads(cell)
+    return cell or None

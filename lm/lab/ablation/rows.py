@@ -8,7 +8,6 @@ import csv
 import math
 import os
 import unicodedata
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,10 @@ from typing import Any
 import pandas as pd
 
 from lm.errors import UserError, error_prefix, reading, require, require_seed
-from lm.lab.ablation import figures
-from lm.lab.ablation.folder import FILE, REPORTED, UNUSED, AblationRecord, ArmRecord, RunReader, frame_of, plain
+from lm.lab.ablation.folder import FILE, REPORTED, UNUSED, AblationRecord, ArmRecord, RunReader, frame_of
 from lm.lab.ablation.question import Question
-from lm.lab.ablation.report import comparison_table, describe, write_pages
 from lm.lab.ablation.results import Results
-from lm.lab.ablation.warnings import Weakness, run_warnings
-from lm.lab.report.figures import shorten
-from lm.system.files import read_json, sha256
-from lm.system.terminal import printable
+from lm.system.files import read_json
 
 KINDS: dict[str, type] = {"arm": str, "seed": int, "value": float}
 RUN = KINDS | dict.fromkeys(("run_dir", "status", "error", "purpose"), str) | {"factor": float}
@@ -87,7 +81,14 @@ def _plain(value: Any) -> str:
 # --- as an ablation
 
 
-def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, higher: bool, command: str = "") -> Results:
+def judged(
+    rows: pd.DataFrame,
+    baseline: str | None,
+    margin: float | None,
+    higher: bool,
+    command: str = "",
+    folder: Path = Path(os.devnull),
+) -> Results:
     """Return the rows as the results of an ablation. Of two arms the first is the baseline if none is named."""
     arms = [*dict.fromkeys(rows["arm"])]
     require(len(arms) > 1, f"column arm: has {', '.join(arms) or 'no value'}", "two names or more")
@@ -112,7 +113,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
     runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     nothing = RunReader(Path(os.devnull))  # there are no folders of runs
-    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"], has_folder=False))
+    return Results(folder, record, nothing, runs.assign(higher_value=runs["value"], has_folder=False))
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
@@ -123,38 +124,11 @@ def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
     return row | outcome | about | {"run_dir": f"{row['arm']} seed {row['seed']}"}
 
 
-def rows_warnings(results: Results) -> Iterator[Weakness]:
-    """Yield which rows are left out, and what weakens a verdict of so few seeds."""
-    alone = results.runs[results.runs["purpose"] == UNUSED].groupby("arm", sort=False)["seed"]
-    names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
-    summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
-    yield from [Weakness(summary, "They are left out.")] * bool(names)
-    # Seeds that diverged are told by the sentence; these seeds are missing besides.
-    lost = {row.name: {seed for seeds in row.diverged.values() for seed in seeds} for row in results.contrasts}
-    fewer = [row for row in results.contrasts if row.n_seeds + len(lost[row.name]) < row.n_planned]
-    if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
-        yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
-    yield from run_warnings(results)
-
-
-def rows_table(results: Results, folder: str | None) -> str:
-    sentences = [*(row.sentence for row in results.asked()), *map(str, rows_warnings(results))]
-    written = [] if folder is None else ["", f"{folder}/report.html"]
-    return printable("\n".join([comparison_table(results), "", *sentences, *written]))
-
-
-def rows_json(results: Results, path: Path) -> dict[str, Any]:
-    """Return the content of report.json for the rows of a file."""
-    facts = {"rows": str(path), "their SHA-256": sha256(path)}
-    return dict(plain(describe(results, [*rows_warnings(results)]))) | {"facts_of_runs": facts}
-
-
-def write_rows_report(results: Results, folder: Path, path: Path) -> None:
-    """Write report.html, report.md, report.json and figures/ of the rows of a file. Raises UserError."""
+def own_folder(folder: Path) -> Path:
+    """Return the folder for a report of rows. Raises UserError if it holds anything else."""
     is_report = False
     with suppress(OSError, ValueError):
         is_report = "contrasts" in read_json(folder / "report.json")
     is_used = folder.exists() and any(folder.iterdir()) and not (is_report and not (folder / FILE).exists())
     require(not is_used, f"output_dir={folder}", "a new folder, an empty one, or one with a report of rows")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_pages(folder, results, rows_json(results, path), [figures.forest])
+    return folder

@@ -120,22 +120,14 @@ def lowest_point(x: np.ndarray, mean: np.ndarray) -> LowestPoint:
     powers = np.vander(x, degree + 1, increasing=True)
     curve = Polynomial(np.linalg.lstsq(powers, mean)[0])
     slopes = curve.deriv()
-    turns = [turn for turn in _roots(*slopes.coef) if x[0] < turn < x[-1]]
+    roots = slopes.trim(1e-9).roots()  # a leading coefficient of rounding size would spoil the other root
+    turns = [float(root.real) for root in roots if root.imag == 0 and x[0] < root.real < x[-1]]
     best = min((float(x[0]), float(x[-1]), *turns), key=lambda at: float(curve(at)))
     weights = np.linalg.lstsq(powers.T, best ** np.arange(degree + 1))[0]
     slope = float(slopes(best))
     end = "lower" if best == x[0] else "upper" if best == x[-1] else ""
     gain = {"lower": slope, "upper": -slope}.get(end, 0.0)
     return LowestPoint(best, weights, max(gain, 0.0), end)
-
-
-def _roots(c: float, b: float, a: float = 0.0) -> list[float]:
-    """Return the real roots of c + b x + a x^2. Exact also where a is nearly 0, unlike those of a companion matrix."""
-    square = b * b - 4 * a * c
-    if square < 0:
-        return []
-    q = -(b + math.copysign(math.sqrt(square), b)) / 2
-    return [float(root) for root in ([c / q] if q else []) + ([q / a] if a else [])]
 
 
 def _p_equal(losses: np.ndarray) -> float | None:

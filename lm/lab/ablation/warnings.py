@@ -4,15 +4,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from lm.lab.ablation.folder import AblationRecord, ArmRecord
+from lm.lab.ablation.folder import UNUSED, AblationRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast
-from lm.lab.ablation.question import BUDGETS, EQUAL_COST
+from lm.lab.ablation.question import RUN_METRICS
 from lm.lab.ablation.results import Results
-from lm.lab.ablation.tuning import LADDER
+from lm.lab.report.figures import shorten
 from lm.system.terminal import to_override_value
 
 FEW_SEEDS = 5  # with fewer, the standard deviation is a rough estimate
-UNEVEN = 2  # times as many tokens in one validation text as in another
 FLAT = 0.05  # p of the F test that the values of a ladder do not differ
 CONDITIONS = {key: key for key in ("device", "cpu", "threads", "precision", "python", "torch")}
 CONDITIONS |= {"cpu": "CPU", "python": "Python"}
@@ -32,6 +31,8 @@ def report_warnings(results: Results) -> list[Weakness]:
     """Return what weakens the verdicts of an ablation."""
     if results.frozen is not None:
         return [Weakness("The contrasts of this study are frozen as published.", "They are not computed anew.")]
+    if results.question.metric not in RUN_METRICS:
+        return [*_rows_warnings(results)]
     return [*run_warnings(results), *plan_warnings(results.record), *_of_ladders(results), *_mixed_pairs(results)]
 
 
@@ -71,13 +72,6 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
         yield Weakness(words, f"The standard deviation of so few differences is a rough estimate.{needed}")
-    scored = [row for row in asked if not row.untrainable and row.undecided_by != "unstable"]
-    few = [row for row in scored if row.n_seeds < min(n, FEW_SEEDS)]
-    pairs = ((row.name, f"{row.name}: {row.n_seeds}") for row in few if not counts["missing"])
-    yield from _about("Some comparisons have fewer seeds", pairs, "The seeds that an arm lacks may favour it.")
-    equal = [row.name for row in asked if row.n_seeds > 1 and row.p is None]
-    detail = "The arms differ by the same amount at each seed. Check that the seed changes the run."
-    yield from _about("Differences are equal at all seeds", zip(equal, equal, strict=True), detail)
 
 
 def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
@@ -91,17 +85,6 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     detail = "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show."
     yield from _about("The scored model is chosen by the text that scores it", zip(best, best, strict=True), detail)
     yield from _about(
-        f"Arms train on different numbers of {BUDGETS[record.question.budget]}",
-        _unequal_budgets(record),
-        "An arm makes whole steps. More steps or a smaller batch bring the arms nearer to each other.",
-    )
-    sizes = record.arms[record.question.baseline].scored_tokens
-    if len(sizes) > 1 and max(sizes) > UNEVEN * min(sizes):
-        yield Weakness(
-            f"The validation texts of the pairs have {min(sizes):,} to {max(sizes):,} tokens.",
-            "The text has few documents, so its parts are uneven. A pair with a short text counts as much as others.",
-        )
-    yield from _about(
         "Tokens have more context in one arm than in the other",
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss.",
@@ -111,26 +94,6 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         _unequal_copies(record),
         "That arm has memorised a part of this text, so the verdict does not generalise.",
     )
-    yield from _about(
-        "One arm is tuned and the other is not",
-        (
-            (f"{arm} - {other}", f"{arm} and {other}")
-            for arm, other in record.question.pairs().items()
-            if record.arms[arm].is_tuned != record.arms[other].is_tuned
-        ),
-        "The difference includes the gain of tuning.",
-    )
-
-
-def _unequal_budgets(record: AblationRecord) -> Iterator[tuple[str, str]]:
-    def spent(arm: ArmRecord) -> int:
-        per_token = arm.flops_per_token if record.question.budget == "flops" else 1
-        return arm.steps * arm.tokens_per_step * per_token
-
-    for pair in record.question.pairs().items():
-        own, other = (spent(record.arms[name]) for name in pair)
-        if abs(own - other) > EQUAL_COST * other:
-            yield " - ".join(pair), f"{own:,} in {pair[0]} and {other:,} in {pair[1]}"
 
 
 def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
@@ -162,12 +125,6 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
         "The interval counts the slope there over one factor of two. That is an extrapolation, not a bound.",
     )
     flat = [arm for arm, ladder in results.ladders.items() if ladder.p_equal is not None and ladder.p_equal > FLAT]
-    sizes = {arm: ladder.n_tried for arm, ladder in results.ladders.items() if ladder.n_tried < len(LADDER)}
-    yield from _about(
-        "Fewer values could be tried than a ladder has",
-        ((arm, f"{arm} ({n} of {len(LADDER)})") for arm, n in sizes.items()),
-        "The setting takes no others, so the best value is read off a simpler curve.",
-    )
     detail = "Either the arm is broad there, or its best value lies elsewhere: see the figure."
     yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
@@ -197,3 +154,17 @@ def _mixed_pairs(results: Results) -> Iterator[Weakness]:
         ((pair, f"{words}, seed {', '.join(map(str, sorted(own)))}") for (pair, words), own in seeds.items()),
         "Their difference is partly one of these. To repeat them remove their folders and rows, then call ablate.",
     )
+
+
+def _rows_warnings(results: Results) -> Iterator[Weakness]:
+    """Yield which rows are left out, and what weakens a verdict of so few seeds."""
+    alone = results.runs[results.runs["purpose"] == UNUSED].groupby("arm", sort=False)["seed"]
+    names = ", ".join(f"{arm} seed {shorten(', '.join(map(str, seeds)), 60)}" for arm, seeds in alone)
+    summary = f"{alone.size().sum()} of {len(results.runs)} rows have no pair: {names}."
+    yield from [Weakness(summary, "They are left out.")] * bool(names)
+    # Seeds that diverged are told by the sentence; these seeds are missing besides.
+    lost = {row.name: {seed for seeds in row.diverged.values() for seed in seeds} for row in results.contrasts}
+    fewer = [row for row in results.contrasts if row.n_seeds + len(lost[row.name]) < row.n_planned]
+    if parts := ", ".join(f"{row.arm} has {row.n_seeds} of {row.n_planned}" for row in fewer):
+        yield Weakness(f"Pairs are missing: {parts}.", "The seeds that an arm lacks may be those that it lost.")
+    yield from run_warnings(results)

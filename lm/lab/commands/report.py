@@ -37,8 +37,6 @@ def run(args: list[str]) -> int:
         raise UserError(f"{words[0]}: {what}; {expected}")
     named, others = words[:1], words[1:]
     config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
-    if config.rows is not None:
-        return _judge(config)
     if config.run_dir is not None:
         from lm.lab.runs.page import write_page
 
@@ -47,27 +45,22 @@ def run(args: list[str]) -> int:
     from lm.lab.ablation.report import write_report
     from lm.lab.ablation.results import read_results
 
-    results = read_results(Path(str(config.output_dir)))
+    results = read_results(Path(str(config.output_dir))) if config.rows is None else _judged(config)
     code = verdict_code(results) if config.exit_code == "verdict" else 0
-    write_report(results)
+    if config.output_dir is not None:
+        write_report(results)
     print_results(results, config.json)
     return code
 
 
-def _judge(config: ReportConfig) -> int:
-    from lm.lab.ablation.rows import judged, read_rows, rows_json, rows_table, write_rows_report
+def _judged(config: ReportConfig) -> "Results":
+    from lm.lab.ablation.rows import judged, own_folder, read_rows
 
     path, command = Path(str(config.rows)), shlex.join([*started_by(), *sys.argv[1:]])
     rows = read_rows(path)
     with error_prefix(str(path)):
-        results = judged(rows, config.baseline, config.margin, config.higher, command)
-    code = verdict_code(results) if config.exit_code == "verdict" else 0
-    if config.output_dir is not None:
-        write_rows_report(results, Path(config.output_dir), path)
-    print(
-        json.dumps(rows_json(results, path), allow_nan=False) if config.json else rows_table(results, config.output_dir)
-    )
-    return code
+        folder = own_folder(Path(config.output_dir)) if config.output_dir else Path(os.devnull)
+        return judged(rows, config.baseline, config.margin, config.higher, command, folder)
 
 
 def print_results(results: "Results", as_json: bool) -> None:
