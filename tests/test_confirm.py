@@ -59,7 +59,7 @@ OTHERS = {"primary": ["far"], "baselines": {"far": "scaled"}}
 @pytest.mark.parametrize(
     ("changes", "arms"),
     [
-        (OTHERS, ["scaled", "far"]),
+        (OTHERS | {"baseline": "scaled", "baselines": {}}, ["scaled", "far"]),
         (OTHERS | {"match_parameters": {"scaled": "model.d_ff"}}, ["tied", "scaled", "far"]),  # which decides its size
         (OTHERS | {"budget": "flops"}, ["tied", "scaled", "far"]),  # which decides how long both train
     ],

@@ -167,15 +167,14 @@ def test_an_absent_package_is_named(tmp_path, monkeypatch):
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts():
-    for given in ({"job_name": "x"}, {"additional_parameters": {"job-name": "x"}}):
-        with pytest.raises(UserError, match=r"slurm\.parameters\.job_name"):
-            SlurmConfig(parameters=given)
-    additional = {"dependency": "afterok:8", "reservation": "lab"}
-    settings = SlurmConfig(parameters={"qos": "long", "dependency": "afterok:7", "additional_parameters": additional})
+    for key in ("job_name", "dependency"):
+        for given in ({key: "x"}, {"additional_parameters": {key.replace("_", "-"): "x"}}):
+            with pytest.raises(UserError, match=rf"slurm\.parameters\.{key}"):
+                SlurmConfig(parameters=given)
+    settings = SlurmConfig(parameters={"qos": "long", "additional_parameters": {"reservation": "lab"}})
     parameters = job_parameters("run", 2, 0, settings)
     assert (parameters["job_name"], parameters["cpus_per_task"], parameters["qos"]) == ("run", 2, "long")
-    dependency = "afterok:7,afterok:8,singleton"
-    assert parameters["additional_parameters"] == {"dependency": dependency, "reservation": "lab"}
+    assert parameters["additional_parameters"] == {"dependency": "singleton", "reservation": "lab"}
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs the extra `slurm`")

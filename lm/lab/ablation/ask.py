@@ -24,7 +24,7 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import from_above
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import CONTRASTS, ENDED, FILE, RunReader, by_key, read_record
+from lm.lab.ablation.folder import ENDED, RunReader, by_key, read_record
 from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -165,43 +165,37 @@ def confirmation(source: Path) -> QuestionFile:
     are too few, they hold out parts that are shifted by half a part. Raises UserError if the folder holds no finished
     ablation.
     """
-    if (source / CONTRASTS).exists():
-        raise UserError(f"confirm={source}: is a study that is frozen as published; expected an ablation of your own")
-    if not (source / FILE).exists():
-        raise UserError(f"confirm={source}: holds no {FILE}; expected the folder of an ablation that has ended")
-    record = read_record(source)
+    record = read_record(source, "confirm")
     question = record.question
     reader = RunReader(source)
     if not record.runs or any(reader.outcome(run.run_dir).status not in ENDED for run in record.runs):
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
-    pairs, primary = question.pairs(), question.primary_arms()
-    arms, with_base = [*primary], {*primary, *question.match_parameters}  # a base decides the size of a matched arm
-    if question.budget != "tokens":  # the baseline decides how long all arms train
-        with_base |= {*pairs}
-    while bases := {pairs[arm] for arm in arms if arm in pairs and arm in with_base} - {*arms}:
-        arms = [*(arm for arm in record.arms if arm in bases), *arms]
-    baseline = question.baseline if question.baseline in arms else pairs[primary[0]]
+    pairs = question.pairs()
+    needed = {question.baseline, *(name for arm in question.primary_arms() for name in (arm, pairs[arm]))}
+    arms = {
+        arm: [_from_above(source, word) for word in own.overrides] for arm, own in record.arms.items() if arm in needed
+    }
     shift = max(FRESH, 1 + max(record.seeds) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
     if question.folds:
         n_folds = round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
         used = {run.seed for run in record.runs} | {int(row["seed"]) for row in reader.rows.values()}
         last = max(record.seeds.index(seed) for seed in used)  # the place of a seed is its part of the text
-        first_fold = math.ceil(question.first_fold) + last + 1  # parts that have not been used
+        first_fold = math.ceil(question.first_fold) + last + 1.0  # parts that have not been used
         if first_fold + len(seeds) > n_folds:
             first_fold = 0.0 if question.first_fold % 1 else 0.5
             seeds = seeds[: n_folds - math.ceil(first_fold)]
-    of_arms = ("match_parameters", "seed_offsets")  # keys with a value for each arm
-    asked: QuestionFile = asdict(question) | {"contrasts": {}, "looks": [], "baseline": baseline}
-    asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
-    others = {arm: pairs[arm] for arm in arms if arm in pairs and pairs[arm] in arms}
-    asked["baselines"] = {arm: other for arm, other in others.items() if other != baseline}
+    asked: QuestionFile = asdict(question)
+    for key in ("match_parameters", "seed_offsets", "baselines"):
+        asked[key] = {arm: value for arm, value in asked[key].items() if arm in arms}
     return asked | {
         "name": f"{question.name[:32]}-confirm",
         "question": f"{AGAIN}{question.question.removeprefix(AGAIN)}",
-        "arms": {arm: [_from_above(source, word) for word in record.arms[arm].overrides] for arm in arms},
+        "arms": arms,
+        "contrasts": {},
+        "looks": [],
         "seeds": seeds,
-        "first_fold": float(first_fold),
+        "first_fold": first_fold,
         "overrides": [_from_above(source, word) for word in record.common()],
     }
 

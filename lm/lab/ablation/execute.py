@@ -277,15 +277,12 @@ class Slurm(Engine):
 
 def job_parameters(name: str, threads: int, gpus: int, settings: SlurmConfig) -> dict[str, Any]:
     """Return the parameters of a job, as submitit names them. Whatever they are, no second job of a name starts."""
-    parameters = dict(settings.parameters)
-    additional = dict(parameters.pop("additional_parameters", None) or {})
-    dependencies = [parameters.pop("dependency", None), additional.pop("dependency", None), "singleton"]
-    additional["dependency"] = ",".join(filter(None, dependencies))  # all of them
+    additional = {**(settings.parameters.get("additional_parameters") or {}), "dependency": "singleton"}
     memory = settings.memory_gb and f"{1024 * settings.memory_gb:.0f}MB"
     own = {"job_name": name, "partition": settings.partition, "time": settings.minutes, "mem": memory}
     own |= {"ntasks_per_node": 1, "cpus_per_task": threads, "gpus_per_node": gpus or None}
     own = {key: value for key, value in own.items() if value is not None}
-    return parameters | own | {"additional_parameters": additional}
+    return settings.parameters | own | {"additional_parameters": additional}
 
 
 def _imported(package: str, extra: str) -> Any:

@@ -140,15 +140,15 @@ def design_of(question: Question, arms: Mapping[str, ArmRecord]) -> dict[str, An
     return design
 
 
-def read_record(folder: Path) -> AblationRecord:
+def read_record(folder: Path, key: str = "output_dir") -> AblationRecord:
     """Return what was asked in a folder. Raises UserError naming the file, and the key whose value is wrong."""
     if (folder / CONTRASTS).exists():
-        raise UserError(f"output_dir={folder}: is a study that is frozen as published; name another output_dir")
+        raise UserError(f"{key}={folder}: is a study that is frozen as published; name another folder")
     try:
         with reading(folder / FILE):
             return build(AblationRecord, read_json(folder / FILE))
     except FileNotFoundError:
-        raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+        raise UserError(f"{key}={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

@@ -191,7 +191,8 @@ def weighted_sum(weights: Mapping[str, float]) -> str:
 # --- the settings of the commands
 
 EXIT_CODES = ("done", "verdict")
-FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
+# Parameters of sbatch that each run decides.
+FROM_RUN = {"job_name", "dependency", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -67,11 +67,6 @@ def _html(results: Results, content: dict[str, Any]) -> str:
     return render("ablation.html.j2", **content, title=title, comparisons=comparisons, svg=svg)
 
 
-def html_report(results: Results) -> str:
-    """Return report.html as it would be written now, for a page that is looked at while runs go on."""
-    return _html(results, describe(results, report_warnings(results)))
-
-
 def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
     """Return the results as one dict: what is not known is None or empty."""
     question, record, counts = results.question, results.record, results.counts()

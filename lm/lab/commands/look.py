@@ -57,8 +57,7 @@ def run(args: list[str]) -> None:
     first = None if names or newest_run(folder) is None else Path(runs_of(None, folder)[0])
     set_threads(config.threads)
     try:
-        ablation = folder if not names and (folder / "ablation.json").exists() else None
-        server = LookServer(places, config.port, config.classes or [], ablation)
+        server = LookServer(places, config.port, config.classes or [])
     except OSError as error:
         raise UserError(f"port={config.port}: {error.strerror}; port=0 takes one that is free") from error
     print(f"{server.address}  Ctrl-C ends it", flush=True)

@@ -8,23 +8,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lm.config import HeadConfig, ModelConfig, build
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData
-from lm.errors import UserError, reading
+from lm.errors import UserError
 from lm.folder import load_model, model_folder
-from lm.lab.ablation.results import read_results
-from lm.lab.ablation.warnings import report_warnings
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
-from lm.model.user_class import check_classes
 from lm.scoring import own_data
 from lm.system.device import best_device
 from lm.training.run_directory import RunDirectory
-from lm.training.state import checkpoints
 
 MAX_POINTS = 400  # of a curve
 
@@ -44,36 +37,9 @@ class LoadedModel:
 
 
 def load(name: str, path: Path, classes: Sequence[str] = ()) -> LoadedModel:
-    """Return the model of a run, or of its newest checkpoint while the run trains. Raises UserError."""
-    checkpoint = checkpoint_to_show(path)
-    net, tokenizer = load_model(path, classes) if checkpoint is None else _load_checkpoint(path, checkpoint, classes)
+    """Return the model of a run. Raises UserError."""
+    net, tokenizer = load_model(path, classes)
     return LoadedModel(name, path, net.to(best_device()), tokenizer)
-
-
-def checkpoint_to_show(path: Path) -> Path | None:
-    """Return the newest checkpoint of a run without a result, unless its model/ is newer, as after a signal."""
-    newest = next(iter(checkpoints(path / "checkpoints")), None)
-    config = path / "model/config.json"
-    is_old = newest is not None and config.exists() and newest.stat().st_mtime <= config.stat().st_mtime
-    return None if is_old or (path / "result.json").exists() else newest
-
-
-def _load_checkpoint(path: Path, checkpoint: Path, classes: Sequence[str]) -> tuple[Transformer, Tokenizer]:
-    data, config = own_data(path)
-    settings = RunDirectory(path).read_config()
-    with reading(checkpoint):
-        model: ModelConfig = build(ModelConfig, settings["model"])
-        check_classes(model, classes)
-        net = Transformer(
-            model,
-            build(HeadConfig, settings["head"]),
-            vocab_size=data.tokenizer.vocab_size,
-            seq_len=config.seq_len,
-            document_separator=data.tokenizer.eot if config.document_mask else None,
-        )
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        net.load_state_dict(content["average"] or content["net"])  # what is validated
-    return net.eval(), data.tokenizer
 
 
 def token_texts(tokenizer: Tokenizer, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[tuple[int, str]]:
@@ -119,7 +85,7 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
     return {
         "name": name,
         **status,
-        "has_model": _has_model(path) or checkpoint_to_show(path) is not None,
+        "has_model": _has_model(path),
         "text": Path(str(run["data.path"])).name if run["data.path"] else str(run["data.source"] or ""),
         "data_hash": run["data_hash"],
         "tokenizer_hash": run["tokenizer_hash"],
@@ -145,19 +111,3 @@ def _has_model(path: Path) -> bool:
     with suppress(UserError, OSError):
         return bool(model_folder(path))
     return False
-
-
-def described_ablation(folder: Path) -> dict[str, Any]:
-    """Return the question of an ablation, the verdicts so far and what is left. Raises UserError."""
-    results = read_results(folder)
-    counts = results.counts()
-    left = [f"{counts['done']} of {sum(counts.values())} runs are done"]
-    left += [f"{counts[status]} {status}" for status in ("failed", "killed", "diverged", "missing") if counts[status]]
-    if untuned := results.untuned():
-        left += [f"still tuned: {', '.join(untuned)}"]
-    return {
-        "question": results.question.question,
-        "answers": [{"verdict": row.verdict, "sentence": row.sentence} for row in results.asked()],
-        "left": "; ".join(left),
-        "warnings": [warning.summary for warning in report_warnings(results)],
-    }

@@ -11,30 +11,25 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlencode
 
 from lm.config import build
 from lm.decoding import Sampling
 from lm.errors import DAMAGE, UserError, first_line, require, require_seed
-from lm.lab.ablation.report import html_report
-from lm.lab.ablation.results import read_results
-from lm.lab.look.runs import LoadedModel, described_ablation, described_run, load
+from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.views import attention, continuations, opening, scored_text
 from lm.lab.report.figures import INK, line_styles
 from lm.lab.report.pages import render, script_hash
-from lm.system.files import is_locked
 from lm.training.run_directory import METRICS
 
 ADDRESS = "127.0.0.1"
 MAX_MODELS = 2  # in a question
 LOADED = 4  # models in memory
-MODEL_FILES = ("config.json", "model/config.json", "checkpoints")  # what is there of them changes with the model
-NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"  # for a report
+MODEL_FILES = ("config.json", "model/config.json")  # what is there of them changes with the model
 RUN_FILES = ("config.yaml", METRICS, "result.json", *MODEL_FILES)
 log = logging.getLogger(__name__)
 
@@ -61,13 +56,11 @@ class _Prompt(_Question):
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0
-    forced: list[int] = field(default_factory=list)  # tokens after the prompt that the reader has chosen
-    of: int = 0  # the model whose tokens they are
 
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
         require_seed(self.seed)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
-        return continuations(models, self.prompt, self.max_new_tokens, sampling, self.forced, self.of)
+        return continuations(models, self.prompt, self.max_new_tokens, sampling)
 
 
 @dataclass(kw_only=True)
@@ -115,16 +108,13 @@ class LookServer(ThreadingHTTPServer):
         places: Callable[[], dict[str, Path]],
         port: int = 0,
         classes: Sequence[str] = (),
-        folder: Path | None = None,
     ) -> None:
         super().__init__((ADDRESS, port), _Handler)
-        self.places, self.folder = places, folder
+        self.places = places
         self.lock = threading.Lock()  # held while a model computes
         self.names: dict[str, None] = {}  # in the order of their appearance, which gives a run its colour
         self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
         self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, classes))
-        self.ablation = lru_cache(maxsize=1)(lambda folder, _: described_ablation(folder))
-        self.stopped: dict[str, Any] = {}  # the stamps of runs that no process was writing to
 
     @property
     def address(self) -> str:
@@ -137,29 +127,9 @@ class LookServer(ThreadingHTTPServer):
         for name, path in places.items():
             stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # that of an ablation
             row = self.described(name, path, stamp)
-            status = self._status(name, path, stamp) if row["status"] == "unfinished" else row["status"]
             color = styles[name].color.replace(INK, "var(--ink)")
-            rows.append(row | {"status": status, "color": color, "dashes": styles[name].linestyle})
-        outcomes = tuple((row["name"], row["status"], row["val_loss"]) for row in rows)
-        record = _stamp(self.folder, ("ablation.json", "results.csv")) if self.folder else ()
-        ablation = self.ablation(self.folder, (record, outcomes)) if self.folder else None
-        return {"runs": rows, "ablation": ablation}
-
-    def _status(self, name: str, path: Path, stamp: Any) -> str:
-        """Return whether an unfinished run is being trained.
-
-        A stopped run is asked only once until its files change: a process that begins to train it needs the lock.
-        """
-        if self.stopped.get(name) == stamp or not is_locked(path):
-            self.stopped[name] = stamp
-            return "stopped"
-        return "running"
-
-    def report(self, folder: Path) -> bytes:
-        """Return the report of the ablation as it is now, with a link back."""
-        with self.lock:
-            page = html_report(read_results(folder))
-        return page.replace("<main>", '<main><nav><a href="/#runs">Look at its runs</a></nav>', 1).encode()
+            rows.append(row | {"color": color, "dashes": styles[name].linestyle})
+        return {"runs": rows}
 
     def models(self, names: list[str]) -> list[LoadedModel]:
         places = self.places()
@@ -221,20 +191,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(403, f"Origin: {origin}: expected {self.server.address}")
 
     def _get(self) -> None:
-        name = unquote(self.path).strip("/")  # that of a run, where a report has a link to its folder
         if self.path == "/":
             self._head(200, "text/html; charset=utf-8")
             self.wfile.write(_page()[0])
         elif self.path == "/runs":
             self._json(200, self.server.runs())
-        elif self.path == "/report" and self.server.folder:
-            page = self.server.report(self.server.folder)
-            self._head(200, "text/html; charset=utf-8", NO_SCRIPTS)
-            self.wfile.write(page)
-        elif name in self.server.places():
-            self.send_response(302)
-            self.send_header("Location", f"/#prompt&{urlencode({'first': name})}")
-            self.end_headers()
         else:
             raise _Refusal(404, f"{self.path}: no such address")
 
@@ -284,10 +245,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, "application/json")
         self.wfile.write(text)
 
-    def _head(self, status: int, kind: str, policy: str = "") -> None:
+    def _head(self, status: int, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Security-Policy", policy or _page()[1])
+        self.send_header("Content-Security-Policy", _page()[1])
         self.send_header("Cache-Control", "no-store")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")

@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -32,24 +31,11 @@ BEFORE = 8  # tokens before a passage, which may hold the beginning of its first
 # --- the prompt
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class _Forced(Sampling):
-    """Take these tokens first, and sample when there are none left."""
-
-    tokens: deque[int]
-
-    def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        sampled = Sampling.next_token(self, logits, generator)
-        return torch.full_like(sampled, self.tokens.popleft()) if self.tokens else sampled
-
-
 def continuations(
     models: Sequence[LoadedModel],
     prompt: str,
     max_new_tokens: int,
     sampling: Sampling,
-    forced: Sequence[int] = (),
-    of: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each new token of the models in turn: its text, its rank, its lead, the likeliest tokens.
 
@@ -58,22 +44,12 @@ def continuations(
     of model `of` that come before the new ones; a model with another tokenizer takes their text. Raises UserError.
     """
     require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
-    require(0 <= of < len(models), f"of={of}", f"0 to {len(models) - 1}")
-    vocab_size = models[of].net.vocab_size
-    if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
-        raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
-    prompts, own = list[list[int]](), list[Sequence[int]]()
-    for i, tokenizer in enumerate(model.tokenizer for model in models):
-        kept = tokenizer.without_unknown(prompt)
-        prompts.append([tokenizer.begin, *tokenizer.encode(kept)])
+    streams = {}
+    for i, model in enumerate(models):
+        kept = model.tokenizer.without_unknown(prompt)
         if unknown := "".join(dict.fromkeys(c for c in prompt if c not in kept)):
             yield {"model": i, "note": f"The model does not know {unknown!r}: the prompt is continued without them."}
-    # A model with another tokenizer cannot take half of a character.
-    text = models[of].tokenizer.decode(forced, after=prompts[of]).rstrip("\ufffd")
-    for model in models:
-        is_same = same_tokenizer([models[of], model])
-        own.append(forced if is_same else model.tokenizer.encode(model.tokenizer.without_unknown(text)))
-    streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
+        streams[i] = _continuation(model, kept, max_new_tokens, sampling)
     while streams:
         for i in [*streams]:
             if (row := next(streams[i], None)) is None:
@@ -82,17 +58,15 @@ def continuations(
                 yield {"model": i, **row}
 
 
-def _continuation(
-    model: LoadedModel, prompt: list[int], forced: Sequence[int], max_new_tokens: int, sampling: Sampling
-) -> Iterator[dict[str, Any]]:
+def _continuation(model: LoadedModel, text: str, max_new_tokens: int, sampling: Sampling) -> Iterator[dict[str, Any]]:
     tokenizer, logits = model.tokenizer, deque[Tensor]()  # of the tokens whose characters are incomplete
-    chosen = _Forced(**asdict(sampling), tokens=deque(forced)) if forced else sampling
-    steps = decode(model.net, [prompt], chosen, observe=lambda row: logits.append(row[0].float()))
+    prompt = [tokenizer.begin, *tokenizer.encode(text)]
+    steps = decode(model.net, [prompt], sampling, observe=lambda row: logits.append(row[0].float()))
 
     def ids() -> Iterator[int]:
-        for i, (token,) in enumerate(islice(steps, len(forced) + max_new_tokens)):
+        for (token,) in islice(steps, max_new_tokens):
             yield token
-            if i >= len(forced) and token in tokenizer.stops:
+            if token in tokenizer.stops:
                 return
 
     for token, text in token_texts(tokenizer, ids(), after=prompt):
@@ -110,7 +84,13 @@ def _continuation(
             "rank": int((row > own).sum()) + 1,
             "lead": own - (second if own == first else first),
             "candidates": [
-                {"token": i, "label": tokenizer.label(i), "share": share, "drawn": after}
+                {
+                    "token": i,
+                    "text": tokenizer.decode([i], after=[i]),
+                    "label": tokenizer.label(i),
+                    "share": share,
+                    "drawn": after,
+                }
                 for i, share, after in zip(shown, shares.tolist(), drawn.tolist(), strict=True)
             ],
         }

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm.config import DataConfig
-from lm.data.paths import ENDINGS, extension, named
+from lm.data.paths import ENDINGS, extension
 from lm.data.sources import COMMIT, Documents
 from lm.errors import UserError, error_prefix
 from lm.lab.sources.addresses import TIMEOUT
@@ -34,7 +34,7 @@ def _hub_commit(config: DataConfig, revision: str | None) -> str:
     from huggingface_hub import HfApi
 
     api, name = HfApi(), str(config.path)
-    with _hub_errors(config, revision):
+    with _hub_errors(config):
         info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
         if info.gated:
             api.auth_check(name, repo_type="dataset")
@@ -49,7 +49,7 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
     import datasets
 
     _hub_commit(config, commit)
-    with _hub_errors(config, commit):
+    with _hub_errors(config):
         path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
         datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
         try:
@@ -72,25 +72,15 @@ def _hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
-    from huggingface_hub import constants, errors
-
-    place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
+def _hub_errors(config: DataConfig) -> Iterator[None]:
+    """Turn what the library raises into a line with its words, which tell what to do about access and names."""
     advice = ""
     if os.path.isdir(str(config.path)):
         advice = f"; data=parquet, json, csv or text reads the files of the folder {config.path} on this machine"
-    login = "log in by `hf auth login` or set HF_TOKEN"
     try:
         yield
     except UserError:
         raise
-    except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
-        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}{advice}") from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers with status {status}" if status else f"cannot be read ({named(error)})"
-        raise UserError(f"{place}: {constants.ENDPOINT} {reason}{advice}") from error
+        words = " ".join(str(error).split())
+        raise UserError(f"data.path={config.path}: {type(error).__name__}: {words}{advice}") from error

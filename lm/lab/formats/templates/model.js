@@ -204,8 +204,8 @@ function shares(logits, temperature) {  // -> a function that gives a logit its 
 
 // Yields, without end, each next token with its logit and the five best: { token, logit, candidates }; and null after
 // each token that is only read. At a temperature above 0, argmax(logits / temperature + Gumbel noise) draws from the
-// softmax. The first tokens are those of `forced`. A candidate has its share before and after the temperature.
-function* decode(model, prompt, temperature = 0, seed = 0, forced = []) {
+// softmax. A candidate has its share before and after the temperature.
+function* decode(model, prompt, temperature = 0, seed = 0) {
   const text = [...prompt], noise = gumbel(seed);
   let start = -1, cache;
   while (true) {
@@ -217,7 +217,7 @@ function* decode(model, prompt, temperature = 0, seed = 0, forced = []) {
     }
     const logits = head(model, hiddenState(model, text[text.length - 1], cache)), candidates = best(logits, 5);
     const noisy = temperature > 0 ? best(logits.map((logit) => logit / temperature + noise()), 1) : candidates;
-    const token = forced[text.length - prompt.length] ?? noisy[0].token, logit = logits[token];
+    const token = noisy[0].token, logit = logits[token];
     if (candidates.every((candidate) => candidate.token !== token)) candidates.push({ token, logit });
     const [share, drawn] = [shares(logits, 1), shares(logits, temperature || 1)];
     text.push(token);

@@ -18,23 +18,23 @@ async function load() {
 
 async function run(loaded) {
   const { model, tokenizer } = loaded, own = (running = { stopped: false });
-  const forced = branch.forced, maxTokens = forced.length + Number($("max_new_tokens").value);
+  const maxTokens = Number($("max_new_tokens").value);
   const [temperature, seed] = [Number($("temperature").value), Number($("seed").value)];
   const prompt = $("prompt").value, start = performance.now(), decoder = new TextDecoder("utf-8", UTF8), steps = [];
-  const view = { chosen: null, enter: () => $("step").querySelector("button")?.focus(), show: (row) => showCandidates(loaded, view, steps, row, temperature) };
+  const view = { chosen: null, enter: () => $("step").querySelector("button")?.focus(), show: (row) => showCandidates(loaded, view, prompt, steps, row, temperature) };
   const box = tokenBox("Text", view);
   box.id = "output";
   box.append(el("span", { className: "soft" }, prompt));
   $("output").replaceWith(box);
   $("step").hidden = true;
-  $("back").hidden = !forced.length;
+  $("back").hidden = !branch.before.length;
   let drawn = start;
-  for (const step of decode(model, [tokenizer.begin, ...encode(tokenizer, prompt)], temperature, seed, forced)) {
-    if (own.stopped || (step && steps.length >= forced.length && tokenizer.stops.includes(step.token))) break;
+  for (const step of decode(model, [tokenizer.begin, ...encode(tokenizer, prompt)], temperature, seed)) {
+    if (own.stopped || (step && tokenizer.stops.includes(step.token))) break;
     if (step) {
       const row = { ...step, index: steps.length, text: decoder.decode(tokenBytes(tokenizer, step.token), { stream: true }) };
       steps.push(row);
-      addStep(box, view, row, forced.length);
+      addStep(box, view, row);
       if (steps.length === maxTokens) break;
     }
     if (performance.now() - drawn < MAX_BUSY) continue;
@@ -48,21 +48,18 @@ async function run(loaded) {
   $("status").textContent = `${steps.length} tokens, ${Math.round(steps.length / seconds)} per second`;
 }
 
-function addStep(box, view, row, nForced) {
+function addStep(box, view, row) {
   const other = row.candidates.find(({ token }) => token !== row.token);
   addToken(box, row);
   const lead = row.logit - other.logit;
   row.span.style.background = faded(ACCENT, unsure(lead));
-  if (nForced && row.index === nForced - 1) row.span.classList.add("picked");
-  if (!view.chosen && (nForced ? row.index === nForced - 1 : lead < 1)) choose(view, row); // at first, the first uncertain token
-  if (nForced && view.chosen === row && document.activeElement === document.body) row.span.focus({ preventScroll: true });
+  if (!view.chosen && lead < 1) choose(view, row); // at first, the first uncertain token
 }
 
-function showCandidates(loaded, view, steps, row, temperature) {
-  const candidates = row.candidates.map((candidate) => ({ ...candidate, label: name(loaded.tokenizer, candidate.token) }));
-  const pick = (token) => {
-    branch.pick([...steps.slice(0, row.index).map((step) => step.token), token]);
-    document.activeElement.blur();
+function showCandidates(loaded, view, prompt, steps, row, temperature) {
+  const candidates = row.candidates.map((candidate) => ({ ...candidate, ...named(loaded.tokenizer, candidate.token) }));
+  const pick = (text) => {
+    branch.pick($("prompt"), [prompt, ...steps.slice(0, row.index).map((step) => step.text), text].join(""));
     generate(loaded);
   };
   const options = { color: ACCENT, sampled: temperature > 0, pick, back: () => view.chosen?.span.focus() };
@@ -71,8 +68,9 @@ function showCandidates(loaded, view, steps, row, temperature) {
   $("step").hidden = false;
 }
 
-function name(tokenizer, id) { // a token by itself
-  return new TextDecoder("utf-8", UTF8).decode(tokenBytes(tokenizer, id)) || tokenizer.names[id] || `<${id}>`;
+function named(tokenizer, id) { // a token by itself
+  const text = new TextDecoder("utf-8", UTF8).decode(tokenBytes(tokenizer, id));
+  return { text, label: text || tokenizer.names[id] || `<${id}>` };
 }
 
 async function generate(loaded) {
@@ -88,7 +86,7 @@ async function main() {
   $("scale").replaceChildren(scale("sure", "unsure: another token is as likely", ACCENT));
   $("generate").disabled = false;
   $("stop").onclick = () => { running.stopped = true; };
-  $("back").onclick = () => { branch.takeBack(); generate(loaded); };
+  $("back").onclick = () => { branch.takeBack($("prompt")); generate(loaded); };
   $("prompt").onkeydown = (event) => { if (event.ctrlKey && event.key === "Enter") $("generate").click(); };
   $("form").onsubmit = (event) => {
     event.preventDefault();

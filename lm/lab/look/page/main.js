@@ -45,7 +45,7 @@ function keepAddress() {
 // --- the models
 
 // Offer these models. A choice stays as long as its model is there; of two runs, both are chosen at first.
-function offerModels(names, isAblation) {
+function offerModels(names) {
   const isFirst = !$("second").options.length;
   const offered = [...$("first").options].map((option) => option.value);
   if (!isFirst && names.join("\n") === offered.join("\n")) return;
@@ -56,7 +56,7 @@ function offerModels(names, isAblation) {
   $("second").replaceChildren(el("option", { value: "" }, "none"), ...options());
   if (names.includes(before.first)) $("first").value = before.first;
   $("second").value = names.includes(before.second) ? before.second : "";
-  if (isFirst) open(names.length && !isAblation ? "prompt" : "runs");
+  if (isFirst) open(names.length ? "prompt" : "runs");
   else if (before.first !== $("first").value) changeModels();
 }
 
@@ -110,7 +110,7 @@ Object.keys(ANSWERS).forEach((view) => {
 ["first", "second"].forEach((id) => $(id).addEventListener("change", changeModels));
 $("stop").addEventListener("click", () => stream.abort());
 $("back").addEventListener("click", () => {
-  branch.takeBack();
+  branch.takeBack($("prompt-form").elements.prompt);
   ask("prompt");
 });
 $("next").addEventListener("click", () => {

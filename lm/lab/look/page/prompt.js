@@ -7,8 +7,7 @@ async function continuePrompt(form) {
   stream?.abort();
   const own = (stream = new AbortController());
   const names = chosenModels();
-  const of = Math.min(branch.of, names.length - 1); // `branch` is that of tokens.js
-  const asked = { ...fieldsOf(form), runs: names, forced: branch.forced, of };
+  const asked = { ...fieldsOf(form), runs: names };
   const view = (continuation = { names, asked, steps: names.map(() => []), chosen: null, hasParted: false });
   view.show = (row) => showCandidates(view, row);
   view.enter = () => $("step").querySelector("button.bar")?.focus();
@@ -19,7 +18,7 @@ async function continuePrompt(form) {
   $("parting").textContent = "";
   $("step").hidden = true;
   $("stop").hidden = false;
-  $("back").hidden = !branch.forced.length;
+  $("back").hidden = !branch.before.length; // `branch` is that of tokens.js
   try {
     for await (const row of streamed("/prompt", asked, own.signal)) {
       if (row.error) throw new Error(row.error);
@@ -40,18 +39,13 @@ function addStep(view, row) {
   steps.push(row);
   addToken(view.boxes[row.model], row);
   row.span.style.background = faded(colorOf(view.names[row.model]), unsure(row.lead));
-  const { forced, of } = view.asked;
-  const isPicked = row.model === of && forced.length > 0 && row.index === forced.length - 1;
-  const isUnsure = row.model === of && !forced.length && row.lead < 1;
-  if (isPicked) row.span.classList.add("picked");
-  if (!view.chosen && (isPicked || isUnsure)) choose(view, row);
-  if (isPicked && document.activeElement === document.body) row.span.focus({ preventScroll: true });
+  if (!view.chosen && row.model === 0 && row.lead < 1) choose(view, row);
   if (view.chosen && view.chosen !== row && row.start === view.chosen.start) view.show(view.chosen); // now beside it
   markParting(view);
 }
 
 function endSteps(view, reason) {
-  const rows = view.steps[view.asked.of];
+  const rows = view.steps[0];
   $("message").textContent = reason;
   if (!view.chosen && rows.length) choose(view, rows.reduce((least, row) => (row.lead < least.lead ? row : least)));
   if (view.steps.length < 2 || view.hasParted) return;
@@ -83,15 +77,13 @@ function showCandidates(view, row) {
 }
 
 function candidateList(view, row) {
-  const before = view.steps[row.model].slice(0, row.index);
-  const pick = (token) => {
-    branch.pick([...before.map((step) => step.token), token], row.model);
-    document.activeElement.blur();
+  const before = view.steps[row.model].slice(0, row.index).map((step) => step.text);
+  const pick = (text) => {
+    branch.pick($("prompt-form").elements.prompt, [view.asked.prompt, ...before, text].join(""));
     ask("prompt");
   };
   const look = () => {
-    const text = [...before, row].map((step) => step.text).join("");
-    $("attention-form").elements.text.value = view.asked.prompt + text;
+    $("attention-form").elements.text.value = [view.asked.prompt, ...before, row.text].join("");
     answered.delete("attention");
     show("attention");
   };

@@ -1,4 +1,4 @@
-// Runs: the list and the curves of the runs, read again every two seconds, and the ablation that asked for them.
+// Runs: the list and the curves of the runs, read again every two seconds.
 
 const POLL = 2000; // milliseconds
 const GONE = "The program does not answer; it may have been ended in its terminal.";
@@ -20,8 +20,7 @@ async function poll() {
 function listRuns(answer) {
   runs = answer.runs;
   labels = shortened(runs.map((run) => run.name));
-  $("ablation").replaceChildren(...(answer.ablation ? ablationSummary(answer.ablation) : []));
-  offerModels(runs.filter((run) => run.has_model).map((run) => run.name), Boolean(answer.ablation));
+  offerModels(runs.filter((run) => run.has_model).map((run) => run.name));
   if (!$("runs").hidden) drawRuns();
 }
 
@@ -58,7 +57,7 @@ function tableHead() {
 
 function runRow({ name, status, note, has_model, val_loss, val_bpb, n_params }) {
   const button = (text, select) => {
-    const title = has_model ? "" : "It has no model and no checkpoint yet";
+    const title = has_model ? "" : "It has no model yet";
     const onclick = () => {
       $(select).value = name;
       changeModels();
@@ -77,16 +76,4 @@ function runRow({ name, status, note, has_model, val_loss, val_bpb, n_params }) 
     el("td", {}, note ? `${status}: ${note}` : status),
     number(n_params ? grouped(n_params) : ""),
   );
-}
-
-function ablationSummary({ question, answers, left, warnings }) {
-  const statement = ({ verdict, sentence }) => {
-    const [head, ...rest] = sentence.split(":");
-    return el("p", {}, el("strong", { className: verdict }, rest.length ? `${head}:` : head), rest.join(":"));
-  };
-  const link = el("a", { href: "/report" }, "The whole report");
-  const state = el("p", { className: "soft" }, `${left}. `, link);
-  const list = el("ul", { className: "warnings" }, ...warnings.map((text) => el("li", {}, text)));
-  const answer = el("div", { className: "answer" }, ...answers.map(statement), state);
-  return [el("h2", {}, question), answer, ...(warnings.length ? [list] : [])];
 }

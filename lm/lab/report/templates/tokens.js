@@ -80,24 +80,23 @@ function bars(rows, back) {
   return roving(list, "button", ["ArrowUp", "ArrowDown", "Escape"], back);
 }
 
-// candidates: [{token, label, share, drawn}], before and after the settings of sampling; pick(token) goes on with one.
+// candidates: [{token, text, label, share, drawn}], before and after the settings of sampling. pick(text) goes on with
+// one; a part of a character cannot be typed.
 function candidateBars({ token, candidates }, { color, sampled, pick, back }) {
   const value = ({ share, drawn }) => percent(share) + (!sampled ? "" : drawn > 0 ? ` → ${percent(drawn)}` : ", cut off");
   return bars(candidates.map((candidate) => ({
     label: quoted(candidate.label), share: candidate.share, after: sampled ? candidate.drawn : 0, value: value(candidate), color,
-    marked: candidate.token === token, cut: sampled && !(candidate.drawn > 0), press: () => pick(candidate.token),
+    marked: candidate.token === token, cut: sampled && !(candidate.drawn > 0), press: candidate.text && !candidate.text.includes("\ufffd") ? () => pick(candidate.text) : null,
   })), back);
 }
 
-// The tokens after the prompt that the reader has put in, and those before each change, which can be taken back.
+// A candidate that is picked goes into the prompt. The prompts before it can be taken back.
 const branch = {
-  forced: [],
-  of: 0, // the model whose tokens they are
   before: [],
-  pick(tokens, of = 0) {
-    this.before.push([this.forced, this.of]);
-    [this.forced, this.of] = [tokens, of];
+  pick(field, prompt) {
+    this.before.push(field.value);
+    field.value = prompt;
   },
-  takeBack() { [this.forced, this.of] = this.before.pop() ?? [[], 0]; },
-  clear() { [this.forced, this.of, this.before] = [[], 0, []]; },
+  takeBack(field) { field.value = this.before.pop() ?? field.value; },
+  clear() { this.before = []; },
 };
