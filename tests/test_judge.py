@@ -91,7 +91,7 @@ def test_interval_difference_and_equivalence_are_those_of_scipys_t_tests(values,
     above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(values, margin, alternative="less").pvalue
     assert row.p_equivalent == pytest.approx(max(above, below))
-    low, high = interval(values, 1 - 2 * ALPHA) or (0, 0)
+    low, high = interval(values, 2 * ALPHA) or (0, 0)
     assert (low, high) == pytest.approx(tuple(single.confidence_interval(0.9)))
     assert (row.verdict == "equivalent") == (-margin < low and high < margin)
 
@@ -166,7 +166,7 @@ def test_each_family_is_corrected_for_itself():
 def test_with_planned_looks_the_level_is_that_of_a_look():
     row = judged(runs(LOSSES), looks=[4, 8], primary=["b"]).loc["b"]
     assert row.alpha == 0.025
-    assert (row.ci_low, row.ci_high) == interval(row.differences, 0.975)
+    assert (row.ci_low, row.ci_high) == interval(row.differences, 0.025)
 
 
 # --- lost runs

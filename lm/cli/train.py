@@ -110,10 +110,13 @@ def score_table(result: dict[str, Any]) -> Rows:
     figure = ngram_figure(result)
     trained = result["n_params_trained"]
     part = f", {trained:,} of which train" if trained < result["n_params"] else ""
+    best = result.get("best")  # under checkpoint.best
+    kept = [("best step", f"{best['step']:,} (the last step has {best['last_val_loss']:.4f} nats)")] if best else []
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
         ("bits per byte", f"{result['val_bpb']:.3f}" + (f" ({figure})" if figure else "")),
         ("top-1 accuracy", f"{result['val_top1']:.1%}"),
+        *kept,
         ("parameters", f"{result['n_params']:,} ({roles}){part}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),

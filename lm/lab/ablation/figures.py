@@ -4,11 +4,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lm.lab.ablation.judge import Contrast, interval
+from lm.lab.ablation.judge import Contrast
 from lm.lab.ablation.question import LEARNING_RATE, Question
 from lm.lab.ablation.results import Results, curve_table
 from lm.lab.report.figures import (
@@ -136,10 +135,10 @@ def learning(results: Results) -> Figure | None:
 
 
 def ladder(results: Results) -> Figure | None:
-    """Draw each tuned arm over the factors of its setting: the mean with its interval, and a tick at the best factor.
+    """Draw each tuned arm over the factors of its setting: its mean, a dot for each seed, a tick at the best factor.
 
-    The seeds differ by their texts, which says nothing about the factors. So intervals are of the losses of a seed
-    minus their mean, plus the mean of all (Cousineau, 2005).
+    The seeds differ by their texts, which says nothing about the factors. So a dot is the loss of a seed minus the mean
+    of this seed, plus the mean of all (Cousineau, 2005).
     """
     ladders = results.ladders
     if not ladders:
@@ -147,14 +146,12 @@ def ladder(results: Results) -> Figure | None:
     styles, sign = line_styles(list(results.record.arms)), 1 if results.lower_is_better else -1
     figure, (axes,) = panels(1, 2.6, 0.6)
     for arm, own in ladders.items():
-        losses, color = sign * own.losses, styles[arm].color
+        losses, style = sign * own.losses, styles[arm]
         centred = losses.sub(losses.mean(axis=1), axis=0) + losses.to_numpy().mean()
-        means, factors = losses.mean(), losses.columns.to_numpy(float)
-        ends = [interval([*centred[factor]]) or (mean, mean) for factor, mean in means.items()]
-        reach = np.abs(np.array(ends).T - means.to_numpy())  # (2, factors)
-        axes.errorbar(factors, means, reach, label=arm, capsize=3, **asdict(styles[arm]))
+        axes.plot(losses.columns, losses.mean(), label=arm, **asdict(style))
+        axes.plot(losses.columns, centred.T, ".", color=style.color, markersize=3)
         if own.best is not None:
-            axes.axvline(own.best, ymax=0.05, color=color, lw=2.5)
+            axes.axvline(own.best, ymax=0.05, color=style.color, lw=2.5)
     setting = "learning rates" if results.question.tune == LEARNING_RATE else str(results.question.tune)
     axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's", ylabel=results.unit)
     log_axis(axes.xaxis)

@@ -261,9 +261,9 @@ def detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
     return float(special.stdtrit(n - 1, 1 - alpha / 2) + special.stdtrit(n - 1, POWER)) * sd / math.sqrt(n)
 
 
-def interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> tuple[float, float] | None:
+def interval(values: Sequence[float], alpha: float = ALPHA) -> tuple[float, float] | None:
     """Return the t interval of the mean (Student, 1908); None for fewer than two values."""
-    return paired_test(values, None, alpha=1 - confidence)[1:3] if len(values) > 1 else None
+    return paired_test(values, None, alpha=alpha)[1:3] if len(values) > 1 else None
 
 
 def _verdict(contrast: Contrast, scored: Mapping[str, Scored]) -> tuple[str, str | None]:

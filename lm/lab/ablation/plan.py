@@ -9,6 +9,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -110,13 +111,9 @@ class Plan:
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
-        values = settings_of_run(self.record, arm, self.arms[arm], self.question.seeds[0], factor(rung))
-        tuned = {key: value for key, value in values.items() if key == self.question.tuned_setting}
-        try:
-            change(self.arms[arm].run, tuned)
-        except UserError:
-            return False
-        return True
+        with suppress(UserError):
+            return bool(self.spec(arm, self.question.seeds[0], rung))
+        return False
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -219,7 +216,7 @@ def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
 
 def seconds_to_go(plan: Plan, step: Step) -> float:
     """Return how long all workers take for what is missing; ladders whose middle is not known count too."""
-    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing] or [0.0]
+    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing] or [arm.seconds() for arm in plan.arms.values()]
     return math.ceil((len(step.missing) + step.n_open) / plan.record.workers) * fmean(seconds)
 
 

@@ -46,17 +46,17 @@ def _finding(contrast: Contrast, question: Question) -> str:
         return f"no run of {' and '.join(contrast.untrainable)} trained"
     if mean is None:
         return "no seed has finished in all arms"
-    confidence = 1 - contrast.alpha
+    alpha = contrast.alpha
     if contrast.verdict == "equivalent":  # the interval of the two one-sided tests
-        confidence -= contrast.alpha
-        low, high = interval(contrast.differences, confidence) or (mean, mean)
+        alpha *= 2
+        low, high = interval(contrast.differences, alpha) or (mean, mean)
         low, high = low - contrast.gain_low, high + contrast.gain_high
     seeds = f"{contrast.n_seeds} seed{'s' * (contrast.n_seeds > 1)}"
     if question.metric in RUN_METRICS:
         seeds += " and validation texts" if question.folds else ", on this validation text"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
-    ends = f"{percent(confidence)} CI {_end(contrast, low)} to {_end(contrast, high)}"
+    ends = f"{percent(1 - alpha)} CI {_end(contrast, low)} to {_end(contrast, high)}"
     return f"{_amount(contrast, mean)} ({ends}, {seeds})"
 
 

@@ -13,7 +13,6 @@ from lm.training.run_directory import RunDirectory
 
 # Types of the matrices in each format, the default first.
 EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}
-FORMAT_NAMES = {"hf": "safetensors", "safetensors": "safetensors", "gguf": "gguf", "page": "page", "html": "page"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +26,6 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "output_dir")
-        self.format = FORMAT_NAMES.get(self.format.lower(), self.format)
         require_choice("format", self.format, EXPORT_DTYPES)
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])

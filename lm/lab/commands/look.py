@@ -73,12 +73,8 @@ def run(args: list[str]) -> None:
 def _with_words(args: list[str]) -> list[str]:
     """Return the settings, with the folders that words name: runs, or a folder that holds runs. Raises UserError."""
     words, settings = split_words(args, LookConfig)
-    runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
-    if len(words) == 1 and not runs and os.path.isdir(words[0]):
-        return with_folders(words, settings, "folder")
-    if others := [word for word in words if word not in runs]:
-        raise UserError(f"{others[0]}: {'is no run' if os.path.exists(others[0]) else 'no such folder'}; expected runs")
-    return with_folders(runs, settings)
+    has_run = any(os.path.exists(f"{word}/{name}") for word in words for name in (*MARKS, "config.json"))
+    return with_folders(words, settings, "run_dir" if has_run else "folder")
 
 
 def _open(address: str) -> None:

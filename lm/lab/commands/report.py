@@ -19,6 +19,7 @@ from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError, error_prefix
 from lm.lab.ablation.question import ReportConfig
+from lm.system.files import is_run
 
 if TYPE_CHECKING:
     from lm.lab.ablation.results import Results
@@ -29,14 +30,8 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 
 def run(args: list[str]) -> int:
     words, settings = split_words(args, ReportConfig)
-    marks = {"output_dir": "ablation.json", "run_dir": "config.yaml"}
-    keys = [key for key, mark in marks.items() for word in words[:1] if os.path.isfile(f"{word}/{mark}")][:1]
-    if words and not keys:
-        what = "holds neither ablation.json nor config.yaml" if os.path.isdir(words[0]) else "no such folder"
-        expected = "expected the folder of an ablation, or of a run that train wrote, or rows=FILE.csv"
-        raise UserError(f"{words[0]}: {what}; {expected}")
-    named, others = words[:1], words[1:]
-    config = parse(ReportConfig, with_folders(named, [*others, *settings], *keys))
+    key = "run_dir" if words and is_run(Path(words[0])) else "output_dir"
+    config = parse(ReportConfig, with_folders(words, settings, key))
     if config.run_dir is not None:
         from lm.lab.runs.page import write_page
 

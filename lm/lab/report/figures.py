@@ -1,7 +1,6 @@
 """How figures look, and how they become SVG. Without pyplot, which keeps global state and looks for a screen."""
 
 import io
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -94,12 +93,10 @@ def panels(rows: int, height: float, extra: float = 0.0, **options: Any) -> tupl
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Draw the legend above the panels: in one line if it fits, else in as many columns as fit."""
+    """Draw the legend above the panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    widths = [0.082 * len(label) + 0.6 for label in labels]  # inches, with the sample of a line
-    columns = len(labels) if sum(widths) < WIDTH else max(1, int(WIDTH / max(widths)))
-    columns = math.ceil(len(labels) / max(1, math.ceil(len(labels) / max(1, columns))))  # as even as they can be
-    figure.legend(handles, map(shorten, labels), loc="outside upper left", ncols=columns, columnspacing=1.2)
+    widest = 0.082 * max(map(len, labels)) + 0.6  # inches, with the sample of a line
+    figure.legend(handles, map(shorten, labels), loc="outside upper left", ncols=max(1, int(WIDTH / widest)))
 
 
 def tokens_axis(axes: Axes) -> None:

@@ -1,7 +1,7 @@
 """Templates as pages: one environment for all reports, with autoescape, and the filters that they share.
 
 A template whose name ends in .html.j2 escapes all that it is given but figures. Markdown templates name their filter:
-`md` for text, `code` for a word, `fence` for a block. Control characters become escapes in both.
+`md` for text, an indented block for code. Control characters become escapes in both.
 """
 
 import base64
@@ -41,7 +41,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (nbsp, signed, fixed, grouped, p_value, md, code, fence)
+    filters = (nbsp, signed, fixed, grouped, p_value, md)
     environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
     environment.tests["missing"] = lambda value: value is None or value != value
     return environment
@@ -79,21 +79,3 @@ def md(text: Any) -> str:
     """
     text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", " ".join(str(text).split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # a_b needs none, and reads better without
-
-
-def code(text: Any) -> str:
-    """Return text in a line as code. In a table a | without a backslash would end the cell."""
-    text = " ".join(str(text).split()).replace("|", "\\|")
-    ticks = "`" * (_longest_run(text) + 1)
-    pad = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{ticks}{pad}{text}{pad}{ticks}"
-
-
-def fence(text: str) -> str:
-    """Return text from outside as a block of code that the text cannot leave."""
-    ticks = "`" * max(3, _longest_run(text) + 1)
-    return f"{ticks}\n{text}\n{ticks}"
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lm.cli.train import score_table
 from lm.config import consent, described_settings, flat
-from lm.data.ngram import ngram_figure
 from lm.errors import UserError
 from lm.folder import read_result
 from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
@@ -42,7 +42,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "status": run.status,
         "note": run.note,
         "summary": _summary(run_dir, run, result) if result else "",
-        "scores": [*_scores(result)] if result else [],
+        "scores": score_table(result) if result else [],
         "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
         "size": [(role, count, 100 * count / max(1, result["n_params"])) for role, count in by_role],
         "result": result,
@@ -72,20 +72,6 @@ def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
     if (run.path / "model/config.json").exists():
         yield "Generate from it", f'python -m lm generate {address} "prompt=Once" temperature=0.8'
         yield "Look at it, token by token", f"python -m lm look {address}"
-
-
-def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    ngram = f" ({figure})" if (figure := ngram_figure(result)) else ""
-    epochs = result["tokens"] / result["train_text_tokens"]
-    yield "validation loss", f"{result['val_loss']:.4f} nats per token"
-    if best := result.get("best"):
-        last = f"{best['last_val_loss']:.4f} after the last step"
-        yield "the model is that of", f"step {best['step']:,}, the best that was validated; {last}"
-    yield "bits per byte", f"{result['val_bpb']:.4f}{ngram}"
-    yield "top-1 accuracy", f"{result['val_top1']:.2%}"
-    yield "scored on", f"{result['val_tokens']:,} tokens"
-    yield "training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"
-    yield "time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"
 
 
 def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | None:
