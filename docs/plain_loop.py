@@ -47,7 +47,7 @@ def build_optimizer(net: Transformer) -> Muon:
         {"params": vectors, "lr": ADAM_LR},
         {"params": [net.embed.weight], "lr": EMBEDDING_LR},
     ]
-    return Muon(groups, betas=(0.8, 0.95))
+    return Muon(groups, betas=(0.8, 0.95), weight_decay=0.0, fused=True)
 
 
 def loss_of(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:

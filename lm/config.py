@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.errors import (
     UserError,
     expand_paths,
-    expanded,
     first_line,
     require,
     require_choice,
@@ -289,7 +288,7 @@ class DataConfig:
     cache_dir: str = unhashed(default_factory=default_cache)  # folder of tokens
 
     def __post_init__(self) -> None:
-        expand_paths("data.", self, "path", "val_path")
+        expand_paths(self, "path", "val_path")
         require_choice("data.source", self.source, SOURCES)
         require_choice("data.order", self.order, ("windows", "documents"))
         require_choice("data.rows", self.rows, ("documents", "lines"))
@@ -331,7 +330,7 @@ class DataConfig:
     @property
     def cache(self) -> Path:
         """Return the folder that cache_dir names. Raises UserError if no home is known."""
-        return Path(expanded(self.cache_dir, "data.cache_dir"))
+        return Path(os.path.expanduser(self.cache_dir))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -341,7 +340,7 @@ class TokenizerConfig:
     path: str | None = unhashed(None)  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
-        expand_paths("tokenizer.", self, "path")
+        expand_paths(self, "path")
         require_choice("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
@@ -439,7 +438,7 @@ class TensorBoardConfig:
     dir: str | None = unhashed(None)  # folder; null: tensorboard/ in the directory of the run
 
     def __post_init__(self) -> None:
-        expand_paths("logger.tensorboard.", self, "dir")
+        expand_paths(self, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -449,7 +448,7 @@ class WandbConfig:
     dir: str | None = unhashed(None)  # folder; null: wandb/ in the directory of the run
 
     def __post_init__(self) -> None:
-        expand_paths("logger.wandb.", self, "dir")
+        expand_paths(self, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -531,7 +530,7 @@ class RunConfig:
     other_code: bool = unhashed(False)  # true: resume a run that another version of the code began
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "init_from")
+        expand_paths(self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
         require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         require(0 <= self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
@@ -596,9 +595,19 @@ REQUESTED = (
     "max_minutes",
 )
 HASHES = ("data_hash", "tokenizer_hash")
-RECORDED_LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
+LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
 # Settings of how long a run is. A record has max_tokens as steps.
-TYPED_LENGTHS = (*RECORDED_LENGTHS, "max_tokens")
+TYPED_LENGTHS = (*LENGTHS, "max_tokens")
+
+
+def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Return the run with dotted keys set; checked as if they had been typed."""
+    groups: dict[str, dict[str, Any]] = {"": {}}
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        groups.setdefault(group, {})[name] = value
+    own = groups.pop("")
+    return replace(run, **own, **{group: replace(getattr(run, group), **changes) for group, changes in groups.items()})
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -690,13 +699,16 @@ def differing_keys(saved: dict[str, Any], settings: dict[str, Any]) -> list[str]
     before, now = deciding_settings(saved), deciding_settings(settings)
     if saved["trainer"]["accelerator"] == "cpu":
         before["threads"], now["threads"] = saved["threads"], settings["threads"]
-    keys = {*before, *now} - {key for key in HASHES if key not in before or key not in now}
-    requested = before | saved["requested"]
-    length = [now.get(key) for key in RECORDED_LENGTHS]  # one command sets the length by all of these keys together
-    if length in ([of.get(key) for key in RECORDED_LENGTHS] for of in (before, requested)):
-        keys -= {*RECORDED_LENGTHS}
-    differing = {key for key in keys - {*RECORDED_LENGTHS} if not _agrees(key, before, now, saved["requested"])}
-    return sorted(differing | {key for key in keys & {*RECORDED_LENGTHS} if now.get(key) != requested.get(key)})
+    keys = {*before, *now} - {*LENGTHS} - {key for key in HASHES if key not in before or key not in now}
+    differing = [key for key in keys if not _agrees(key, before, now, saved["requested"])]
+    is_same_length = length_of(now) in (length_of(before), length_of(before | saved["requested"]))
+    return sorted(differing + ["length"] * (not is_same_length))
+
+
+def length_of(settings: Mapping[str, Any]) -> str:
+    """Return the length of a run, by its dotted keys, as one setting such as trainer.max_steps=20."""
+    key = next((key for key in LENGTHS[1:] if settings.get(key) is not None), LENGTHS[0])
+    return f"{key}={settings[key]}"
 
 
 def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: dict[str, Any]) -> bool:

@@ -137,16 +137,8 @@ def check_output(path: Path, key: str) -> None:
     require(not path.is_dir(), f"{key}={path}: is a folder", "a file")
 
 
-def expanded(path: str, key: str) -> str:
-    """Return a path with the home folder in place of `~`. `~name` stays a file name if there is no such user."""
-    full = os.path.expanduser(path)
-    is_known = full != path or (path != "~" and not path.startswith("~/"))
-    require(is_known, f"{key}={path}", "a path without ~: no home is known")
-    return full
-
-
-def expand_paths(prefix: str, config: Any, *keys: str) -> None:
+def expand_paths(config: Any, *keys: str) -> None:
     """Replace `~` in the settings of these keys."""
     for key in keys:
         if (path := getattr(config, key)) is not None:
-            setattr(config, key, expanded(path, f"{prefix}{key}"))
+            setattr(config, key, os.path.expanduser(path))

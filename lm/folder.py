@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
-# Of a result.json: what all of its readers need.
-NUMBERS = ("val_loss", "val_bpb", "val_top1", "n_params", "steps", "tokens", "seconds", "seed")
 # Settings that the weights of a model do not depend on.
 WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
 
@@ -44,11 +42,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with reading(path):
-        result = read_json(path)
-        for key in NUMBERS:
-            if type(value := result.get(key)) not in (int, float):
-                raise UserError(f"{key}={value}: expected a number")
-        return result
+        return read_json(path)
 
 
 def run_folders(top: Path) -> Iterator[Path]:
@@ -199,10 +193,10 @@ def save_model(net: "Transformer", tokenizer: "Tokenizer", folder: Path) -> None
     write_json(folder / "config.json", asdict(settings))
 
 
-def load_model(run_dir: str | Path, classes: Sequence[type | str] = ()) -> "tuple[Transformer, Tokenizer]":
+def load_model(run_dir: str | Path, classes: Sequence[str] = ()) -> "tuple[Transformer, Tokenizer]":
     """Return the model and the tokenizer of a run (or of its model/ folder), ready to generate, on the CPU.
 
-    `run_dir` may also be a folder of transformers. `classes` are your classes, or their dotted paths, that the settings
+    `run_dir` may also be a folder of transformers. `classes` are dotted paths of your classes that the settings
     of the model may name. The name of a class in a folder is not enough to import the class. Raises UserError with the
     file that is missing or damaged, or with a class that is not among `classes`.
 

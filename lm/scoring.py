@@ -15,12 +15,10 @@ from tqdm import tqdm
 
 from lm.config import DataConfig, RunConfig, TokenizerConfig, build
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.paths import is_url
 from lm.data.sources import COMMIT, text_of_run
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, reading
 from lm.model.transformer import Transformer
-from lm.registry import from_lab
 from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
@@ -137,11 +135,6 @@ def own_text(run_dir: Path) -> OwnText:
         raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}")
     if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
-    for key, place in (("data.path", config.path), ("data.val_path", config.val_path)):
-        if (
-            config.source != "hub" and place is not None and is_url(place)
-        ):  # a path in config.yaml must not start a download
-            from_lab("lm.lab.sources.addresses.downloaded")(place, config.cache, key, downloads=False)
     return config, tokenizer, hashes
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, foreign_classes
 from lm.config import HEADS as KINDS
-from lm.model import size
+from lm.training import result
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
@@ -94,15 +94,15 @@ def _models_are_counted_once():
     """FLOPs are a pure function of the configuration, but for classes of a test's own. Counting takes a while."""
     counted = {}
 
-    def count(net, device):
-        model = repr((net.config, net.head_config, net.vocab_size, net.seq_len, device))
+    def count(net):
+        model = repr((net.config, net.head_config, net.vocab_size, net.seq_len))
         if model not in counted or foreign_classes(net.config):
-            counted[model] = count_flops(net, device)
+            counted[model] = count_flops(net)
         return counted[model]
 
-    count_flops = size._count_flops
+    count_flops = result.flops_per_token
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(size, "_count_flops", count)
+        patch.setattr(result, "flops_per_token", count)
         yield
 
 

@@ -80,16 +80,16 @@ MISTAKES = """
     train run_dir=runs/yuong -> run_dir=runs/young
     train run_dir=nothere -> run_dir=nothere: no such run; data=stdlib
     train my.txt model =tiny -> without spaces around the =
-    train model=smal -> did you mean model=small?
+    train model=smal -> model=smal: no such config; choose one of
     train data=mine.txt -> data=text data.path=mine.txt
     train my.txt trainer.max_steps=1e4 -> trainer.max_steps=1e4: Value '10000.0'
     train +model.n_layer=3 -> did you mean model.n_layers=3?
-    train optim.lr=0,01 -> optim.lr=0,01: several values
+    train optim.lr=0,01 -> --multirun
     train ~optim.lr -> optim.lr
     train optim.betas=[0.9 -> optim.betas=[0.9
     train prompts=[a -> prompts=[a
     train prompts=a -> prompts=a: expected a list, as in 'prompts=[a]'
-    train seed=${nothing} -> error: seed=${nothing}: Interpolation key
+    train seed=${nothing} -> Interpolation key
     train logger.wandb.project=a -> logger=wandb
     train data=text -> data.path
     train head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1 -> head.name=tied
@@ -190,14 +190,14 @@ def test_text_arrives_as_typed_in_a_flat_command():
 
 
 def test_an_ablation_passes_on_what_train_is_to_understand():
-    words = ["head=untied", "+optim.x=${y}", "data.path=it's b", "experiment=chars", "~logger"]
+    words = ["head=untied", "+prompts=[${y}]", "data.path=it's b", "experiment=chars", "~logger"]
     own = ["ablation=smoke", "ablation.seeds=[7]", "workers=1", "output_dir=a b"]
     own += ["slurm.parameters={qos: long, account: lab}", "ablation.seed_offsets.untied=500"]
     passed, is_line = ablate.hydra_words([*words, *own])
     assert not is_line
     assert passed[:4] == [*own[:3], "output_dir='a b'"]
     config = compose("ablate", [*passed, "ablation.name=smoke"], AblateConfig)
-    assert config.overrides == ["head=untied", "+optim.x=${y}", "data.path='it\\'s b'", "experiment=chars", "~logger"]
+    assert config.overrides == ["head=untied", "+prompts=[${y}]", "data.path='it\\'s b'", "experiment=chars", "~logger"]
     assert (config.ablation.name, config.ablation.seeds, config.workers) == ("smoke", [7], 1)
     assert (config.slurm.parameters, config.ablation.seed_offsets) == (
         {"qos": "long", "account": "lab"},

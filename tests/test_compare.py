@@ -106,12 +106,12 @@ MISTAKES = r"""
     baseline: without -> baseline: witout -> ablation.baseline=witout
     [3, 4] -> [7] -> ablation.looks=[7]
     [3, 4] -> 3 -> ablation.looks: expected a list
-    margin -> metirc -> ablation.metirc: no such key
+    margin -> metirc -> ablation.metirc: Key
     margin: 0.1 -> margin: x -> ablation.equivalence_margin
     seeds: 4 -> seeds: 4.5 -> ablation.seeds=4.5: expected how many
     seeds: 4 -> question: again -> mine.yaml: not a question in YAML
     Does dropout help -> a: b -> mine.yaml: not a question in YAML
-    seeds: 4 -> # -> ablation.seeds: is missing
+    seeds: 4 -> # -> ablation.seeds:
     tune: -> folds: 5 # -> ablation.folds=5: expected true or false
     model.dropout=0.1 -> {model.dropout: 0.1} -> ablation.arms.dropout: {'model.dropout': 0.1}: expected key=value
     model.dropout=0.1 -> [optim.betas=0.9,0.95] -> ablation.arms.dropout: 0.95: expected key=value

@@ -40,7 +40,7 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     assert (again["arms"], again["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert again["seeds"] == [204, 206], "none of 100 to 103, which the first ablation has used"
     assert (again["name"], again["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
-    assert again["overrides"] == ["data.path=a.txt"]
+    assert again["overrides"] == [f"data.path='{folder}/a.txt'"]
     record = read_record(folder)
     record.seeds = [200, 204, *record.seeds]  # that were left out since; their runs are there
     write_record(record, folder)

@@ -69,7 +69,7 @@ def stories(tmp_path, **settings):
 
 
 def read(config):
-    rows = open_source(config).documents(None)
+    rows = open_source(config).documents()
     return [text.decode() for _, blocks in rows if (text := b"".join(blocks))]
 
 
@@ -90,7 +90,7 @@ def test_configuration_revision_and_split_are_read(server, tmp_path, monkeypatch
 def test_only_wanted_rows_and_columns_are_downloaded(server, tmp_path, monkeypatch):
     monkeypatch.setattr(addresses, "RANGE", 1 << 16)
     server.commit("owner/stories", STORIES)
-    rows = itertools.islice(open_source(stories(tmp_path, name="large")).documents(None), 30)
+    rows = itertools.islice(open_source(stories(tmp_path, name="large")).documents(), 30)
     assert [b"".join(blocks).decode() for _, blocks in rows] == [f"{i} " * 3000 for i in range(30)]
     assert server.sent["large/a.parquet"] < len(STORIES["large/a.parquet"]) / 6
 
@@ -201,6 +201,7 @@ def test_rows_may_be_the_lines_of_one_text(tmp_path):
 
 def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
     commit = server.commit("owner/stories", STORIES)
+    (tmp_path / "a.txt").write_text("a text")
     for data, revision, line in (
         (
             DataConfig(source="text", path="a.txt", val_path="https://host/b.txt"),
@@ -211,7 +212,7 @@ def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
         (stories(tmp_path), commit, "data.path=owner/stories: its tokens are not in "),
     ):
         settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTES)}
-        settings |= {"data_hash": "", "tokenizer_hash": ""}
+        settings |= {"data_hash": "", "tokenizer_hash": "", "started_in": "."}
         (tmp_path / "config.yaml").write_text(json.dumps(settings))
         with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):
             own_data(tmp_path)

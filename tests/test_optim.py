@@ -218,7 +218,7 @@ def test_the_update_orthogonalises_nesterov_momentum():
 def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit():
     weight, twin = (nn.Parameter(torch.ones(5, 3)) for _ in range(2))
     options = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
-    own = Muon([{"params": [weight], "weight_decay": 0.3}], **options)
+    own = Muon([{"params": [weight], "weight_decay": 0.3}], fused=True, **options)
     theirs = torch.optim.AdamW([twin], weight_decay=0.3, fused=True, **options)
     for step in range(5):
         weight.grad = torch.randn(5, 3)

@@ -85,7 +85,7 @@ REFUSED = [  # what is changed of a question, and the setting that is named
     ),
 ]
 ARMS = {  # what an arm says beside the configuration of its baseline
-    "model.n_layer=3": "arms.b: model.n_layer: no such key",
+    "model.n_layer=3": "arms.b: model.n_layer=3: Key",
     "model.n_heads=5": "arms.b: model.d_model=32",
     "seed=3": "arms.b: seed=3",
     "checkpoint.resume=false": "arms.b: checkpoint.resume=false",

@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 def load(source, path, **settings):
     """The names and texts of what is read."""
     config = DataConfig(source=source, path=None if source == "stdlib" else str(path), **settings)
-    documents = open_source(config).documents(config.max_bytes)
+    documents = open_source(config).documents()
     return [(name, text.decode()) for name, blocks in documents if (text := b"".join(blocks))]
 
 
@@ -103,10 +103,13 @@ UNREADABLE = [  # file, its content, and what the refusal names
         b"a" * (1 << 20) + "é and ".encode() + b"\xe9...",
         "latin.txt: not UTF-8 (invalid continuation byte) at byte 1048583; if",
     ),
-    ("latin.txt", "Größe".encode("latin-1"), "iconv -f latin1 -t utf-8"),
+    ("latin.txt", "Größe".encode("latin-1"), "iconv -f ENCODING -t utf-8"),
     ("end.txt", b"abc\xc3", "end.txt: not UTF-8 (unexpected end of data) at byte 3;"),
-    *((f"{kind}.txt", "text of".encode(kind), f"iconv -f {kind}") for kind in ("utf-16", "utf-16le", "utf-16be")),
-    ("t.txt", b"t.txt\0\0\0ustar", "has a zero byte at byte 5; if it is a text, tr -d"),
+    *(
+        (f"{kind}.txt", "text of".encode(kind), "`file FILE` names its encoding")
+        for kind in ("utf-16", "utf-16le", "utf-16be")
+    ),
+    ("t.txt", b"t.txt\0\0\0ustar", "has a zero byte at byte 5; if it is a text"),
     ("t.txt", b"PAR1\xff", "use data=parquet"),
     ("t.txt", gzip.compress(b"text"), "t.txt: is compressed by gzip; expected a name that ends in .gz"),
     ("empty.txt", b"", "data.path="),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lm.config import DataConfig, TokenizerConfig
 from lm.data import sources
 from lm.data import text as module
-from lm.data.text import chunks, decoded, overlap, read, split, stretches
+from lm.data.text import chunks, overlap, read, split, stretches
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from lm.errors import UserError
@@ -68,10 +68,17 @@ def test_text_beyond_the_limit_is_not_read(pairs, limit, block, folder):
 
 
 def test_the_hash_is_of_sizes_names_and_texts_in_order(folder):
-    digest = hashlib.sha256()
-    for part in ("é.txt", "text é", "b", "c\n"):
-        digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
-    assert stored(folder, [("é.txt", "text é"), ("empty", ""), ("b", "c\n")]).hash == digest.hexdigest()
+    def hash_of(*pairs):
+        return stored(folder, pairs).hash
+
+    given = hash_of(("é.txt", "text é"), ("empty", ""), ("b", "c\n"))
+    assert given == hash_of(("é.txt", "text é"), ("b", "c\n")), "a document without text counts for nothing"
+    others = (
+        [("b", "c\n"), ("é.txt", "text é")],
+        [("é.txt", "text é"), ("a", "c\n")],
+        [("é.txt", "text éc"), ("b", "\n")],
+    )
+    assert len({given, *(hash_of(*pairs) for pairs in others)}) == 4
 
 
 # --- the split
@@ -141,9 +148,7 @@ def test_texts_on_both_sides_are_counted(folder):
     pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
     train, val, *_ = split(stored(folder, pairs), 0.3, None)
     both = [text for text in texts(val) if text in set(texts(train))]
-    shared = overlap(train, val)
-    assert (shared["n_documents"], shared["of"]) == (len(both), len(texts(val)))
-    assert shared["share"] == pytest.approx(len("".join(both)) / val.n_bytes)
+    assert overlap(train, val) == pytest.approx(len("".join(both)) / val.n_bytes)
     assert 0 < len(both) < len(texts(val))
 
 
@@ -179,7 +184,7 @@ def test_encoding_in_chunks_is_the_same(text, data, tmp_path_factory):
         patch.setattr("lm.data.tokenizer.GROUP", group)
         patch.setattr("lm.data.text.BLOCK", block)
         part = stored(tmp_path_factory.getbasetemp(), [("a", text), ("b", text)]).whole()
-        assert "".join(chunk for chunk, _ in chunks(decoded(part))) == text * 2
+        assert "".join(chunk for chunk, _ in chunks(part)) == text * 2
         ids = np.concatenate(list(encode(tokenizer, part)))
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
@@ -284,8 +289,8 @@ def test_what_lies_beyond_max_bytes_is_not_looked_at_but_all_of_a_validation_tex
 def test_a_text_that_changes_while_it_is_read_is_refused(source, monkeypatch):
     read = sources.TextFiles.documents
 
-    def documents(self, max_bytes):
-        for name, blocks in read(self, max_bytes):
+    def documents(self):
+        for name, blocks in read(self):
             with open(source.path, "a") as file:
                 file.write("more")
             yield name, blocks

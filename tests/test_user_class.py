@@ -2,7 +2,6 @@
 
 import re
 import sys
-from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -113,26 +112,13 @@ def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
     assert equal(new.state_dict(), old.state_dict())
 
 
-UNSAVED = {  # buffers that no file holds, in the constructor and in forward, and whether settings determine them
-    ('self.register_buffer("kept", torch.arange(3.0), persistent=False)', ""): True,
-    ('self.register_buffer("kept", torch.ones(1), persistent=False)', "self.kept = torch.ones(x.shape[1])"): True,
-    ('self.register_buffer("kept", torch.randn(3), persistent=False)', ""): False,
-    ('self.register_buffer("kept", torch.zeros(3), persistent=False)', "self.kept += 1"): False,
-    ('self.register_buffer("kept", torch.zeros(()), persistent=False)', "self.kept.copy_(x.mean())"): False,
-}
-
-
-@pytest.mark.parametrize("lines", UNSAVED)
-def test_a_buffer_that_no_file_holds_is_determined_by_the_settings_or_refused(lines, tmp_path):
+def test_a_buffer_that_no_file_holds_is_refused(tmp_path):
     """Otherwise the model that is saved would not be the model that was trained."""
-    created, changed = lines
+    created = 'self.register_buffer("kept", torch.arange(3.0), persistent=False)'
     source = PARTS.replace('self.register_buffer("slope", torch.tensor(0.5))', created)
-    forward = f"        {changed or 'pass'}\n        return F.relu(x @ self.up.T)"
-    source = source.replace("        return F.leaky_relu(x @ self.up.T, self.slope)", forward)
     (tmp_path / "parts_of_mine.py").write_text(source)
     net = Transformer(tiny(ffn="parts_of_mine.FFN"), TIED, vocab_size=VOCAB, seq_len=SEQ)
-    refused = pytest.raises(UserError, match=r"^model\.ffn=parts_of_mine\.FFN: the buffer blocks\.0\.ffn\.kept differs")
-    with nullcontext() if UNSAVED[lines] else refused:
+    with pytest.raises(UserError, match=r"^model\.ffn=parts_of_mine\.FFN: .* buffer blocks\.0\.ffn\.kept; register it"):
         check_buffers(net)
 
 
@@ -179,13 +165,13 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
         build(ffn="torch.nn.Linear")
 
 
-def test_a_class_is_given_by_its_path_or_itself_and_may_have_another_name():
+def test_a_class_is_given_by_its_path():
     """Nothing is imported: the module `this` would print a text."""
     config = tiny(linear="this.Part", norm="torch.nn.RMSNorm")
-    for classes in ((), ["this.Part"], [nn.RMSNorm], ["torch.nn.Linear", nn.Linear]):
+    for classes in ((), ["this.Part"], [nn.RMSNorm], ["torch.nn.Linear"]):
         with pytest.raises(UserError, match=r"classes=\[this\.Part,torch\.nn\.RMSNorm\]' imports it"):
             check_classes(config, classes)
-    check_classes(config, ["this.Part", nn.RMSNorm])
+    check_classes(config, ["this.Part", "torch.nn.RMSNorm"])
     assert "this" not in sys.modules
 
 

@@ -25,7 +25,7 @@ from lm.cli import command_line
 from lm.config import RECIPES, TYPED_LENGTHS, DataConfig, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
-from lm.errors import UserError, expanded, first_line
+from lm.errors import UserError, first_line
 from lm.system.files import is_run
 
 CONFIGS = next(
@@ -253,7 +253,7 @@ def is_setting(arg: str, kinds: Kinds) -> bool:
     group = re.split("[.@/]", key)[0]
     is_open = group == "hydra" or get_origin(kinds.get(key.rpartition(".")[0])) is dict
     is_choice = key.partition("@")[0] in GROUPS
-    return bool(equals) and (key in kinds or is_choice or is_open or arg.startswith("+"))
+    return bool(equals) and (key in kinds or is_choice or is_open)
 
 
 def is_text(word: str) -> bool:
@@ -357,7 +357,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
 def _loads(override: str) -> bool:
     """Return whether an override names a run whose settings are taken."""
     key, _, value = override.partition("=")
-    return (key == "init_from" and value != "null") or (key == "run_dir" and is_run(Path(expanded(value, "run_dir"))))
+    return (key == "init_from" and value != "null") or (key == "run_dir" and is_run(Path(os.path.expanduser(value))))
 
 
 def _unquoted(override: str, is_sweep: bool) -> list[str]:

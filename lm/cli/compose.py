@@ -11,15 +11,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.arguments import CONFIGS, GROUPS, Kinds, key_of, kinds_of, unknown_key, value_mistake
+from lm.cli.arguments import CONFIGS, GROUPS, key_of, value_mistake
 from lm.config import CLASSES, TYPED_LENGTHS, RunConfig, build, literal
-from lm.errors import UserError, error_prefix, expanded, require
+from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
 from lm.system.files import is_run
 
@@ -41,7 +41,6 @@ def run_hydra(
     schema: Any,
     args: Sequence[str],
     words: Sequence[str],
-    kinds: Kinds,
     job: Callable[[DictConfig, list[str]], Any],
 ) -> None:
     """Let Hydra compose configs/NAME.yaml, and call `job` with each configuration and the overrides of its job.
@@ -68,7 +67,7 @@ def run_hydra(
                 raise
             errors.append(error)
 
-    with explaining(args, kinds):
+    with explaining(args):
         composed()
     if errors:
         raise errors[0]
@@ -83,7 +82,7 @@ def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"))
-        with explaining(overrides, kinds_of(schema)):
+        with explaining(overrides):
             config = hydra.compose(name, [*overrides])
         return to_dataclass(config, overrides, schema)
 
@@ -94,15 +93,12 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> A
     A RunConfig has the model, the head and the tokenizer that init_from names. A RunConfig is the run
     that run_dir names, if only settings are typed beside run_dir.
     """
-    with explaining(overrides, kinds_of(schema)):
+    with explaining(overrides):
         if schema is RunConfig:
             if (run := _saved_run(config, overrides)) is not None:
                 return run
             config = _with_init_from(config, overrides)
-        typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))
-        if missing := sorted(OmegaConf.missing_keys(typed)):
-            raise UserError(f"{missing[0]}: is missing; give it as {missing[0]}=VALUE")
-        result = OmegaConf.to_object(typed)
+        result = build(schema, config)
     if isinstance(result, RunConfig):
         _check_head_name(result)
     return result
@@ -130,7 +126,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     """
     if not (run_dir := config.get("run_dir")):
         return None
-    path = Path(expanded(run_dir, "run_dir"))
+    path = Path(os.path.expanduser(run_dir))
     keys = [key_of(override) for override in overrides]
     if not path.exists() and {*keys} == {"run_dir"}:
         runs = [place.name for place in path.parent.glob("*") if is_run(place)]
@@ -157,20 +153,10 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
             value = OmegaConf.select(config, key)
             typed = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(content, key, literal(typed))
-    if "init_from" in keys:
-        content.init_sha256 = _weights_of(content.init_from, recorded, content.init_sha256)
+    if content.init_from != recorded:  # the recorded one may be gone
+        content.init_sha256 = content.init_from and read_base(content.init_from).sha256
     content.run_dir = literal(run_dir)
     return build(RunConfig, content)
-
-
-def _weights_of(init_from: str | None, recorded: str | None, sha256: str | None) -> str | None:
-    """Return the hash of the weights of a typed base. The recorded base may be gone: return its hash then."""
-    try:
-        return None if init_from is None else read_base(init_from).sha256
-    except UserError:
-        if init_from != recorded:
-            raise
-        return sha256
 
 
 def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -226,7 +212,7 @@ def _check_consent(model: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 
 @contextmanager
-def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
+def explaining(overrides: Sequence[str]) -> Iterator[None]:
     """Turn the errors of Hydra, OmegaConf and YAML into a UserError: the key, and the words of the error."""
     from hydra.errors import HydraException
 
@@ -235,7 +221,7 @@ def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
-        raise UserError(_in_a_line(error, overrides, kinds)) from error
+        raise UserError(_in_a_line(error, overrides)) from error
     except (AttributeError, AssertionError) as error:  # OmegaConf's, for a key below null
         for override in overrides:
             if match := re.match(r"logger\.(\w+)\.", key_of(override)):
@@ -243,36 +229,18 @@ def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
         raise
 
 
-def _in_a_line(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> str:
+def _in_a_line(error: BaseException, overrides: Sequence[str]) -> str:
     from hydra.errors import MissingConfigException
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _unknown_choice(error.missing_cfg_file, error.options or ())
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        advice = f", or data=text data.path={choice}" if group == "data" else ""
+        choices = ", ".join(sorted({*(error.options or ())} - {LOADED}))
+        return f"{group}={choice}: no such config; choose one of {choices}{advice}"
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+            key = str(cause.full_key)
+            return value_mistake(next((word for word in overrides if key_of(word) == key), key), cause)
     text = " ".join(str(error).split())
-    causes = (error, error.__cause__, error.__context__)
-    cause = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
-    key = str(cause.full_key) if cause and cause.full_key else ""
-    override = next((word for word in overrides if key_of(word) == key), "")
-    prefixes = (key[: match.start()] for match in re.finditer(r"[.\[]", key))  # of an entry of a list or a dict
-    if key in kinds or any(get_origin(kinds.get(prefix)) in (dict, list) for prefix in prefixes):
-        return value_mistake(override or key, cause or error)
-    if key:
-        typed = next((word for word in overrides if f"{key_of(word)}.".startswith(f"{key}.")), key)
-        return unknown_key(typed, kinds)
-    if "Ambiguous value" in text:
-        typed = text.partition("'")[2].partition("'")[0]
-        text = f"{typed}: several values, expected one; train -m makes a run of each"
     is_named = not overrides or any(key_of(word) in text for word in overrides)
     return text if is_named else f"{' '.join(overrides)}: {text}"
-
-
-def _unknown_choice(file: str, options: Sequence[str]) -> str:
-    group, slash, choice = file.partition("/")
-    if not slash:
-        return f"{file}: no such config in {CONFIGS}"
-    names = sorted({*options} - {LOADED})
-    close = difflib.get_close_matches(choice.lower(), names, 1)
-    advice = f"did you mean {group}={close[0]}?" if close else f"choose one of {', '.join(names)}"
-    if group == "data":
-        advice += f", or data=text data.path={choice}"
-    return f"{group}={choice}: no such config; {advice}"

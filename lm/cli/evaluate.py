@@ -34,7 +34,7 @@ from lm.cli.arguments import (
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import DataConfig, RunConfig, TokenizerConfig, build, default_of
+from lm.config import DataConfig, RunConfig, build, default_of
 from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
@@ -61,7 +61,7 @@ class EvaluateConfig:
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "texts")
+        expand_paths(self, "run_dir", "texts")
         if self.data is not None:
             for key, value in asdict(self.data).items():
                 if key not in TEXT_SETTINGS and value != default_of(DataConfig, key):
@@ -220,7 +220,7 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     is_same_file = is_same_column and bool(local_files_of(text) & local_files_of(trained))
     digests = [state for state, _ in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
     digests += [saved.get("states", {}).get("data.path")] * is_same_column
-    was_read = local_states(text, TokenizerConfig()).get("data.path", "") in digests
+    was_read = local_states(text).get("data.path", "") in digests
     if was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
     elif is_same_file:

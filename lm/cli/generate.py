@@ -41,7 +41,7 @@ class GenerateConfig:
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "prompt_file")
+        expand_paths(self, "run_dir", "prompt_file")
         require_min(0, "", self, "max_new_tokens", "temperature")
         require_seed(self.seed)
         require_min(1, "", self, "threads", "n_samples", "top")

@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def run(args: list[str]) -> int:
-    kinds = kinds_of(RunConfig)
-    words = hydra_words(args, kinds)
+    words = hydra_words(args, kinds_of(RunConfig))
     finished: dict[Path, tuple[list[str], dict[str, Any]]] = {}  # overrides and result of each run
     codes, process = [0], os.getpid()
 
@@ -67,7 +66,7 @@ def run(args: list[str]) -> int:
         finished.setdefault(path, (overrides, result))
         return float(result["val_loss"])
 
-    run_hydra("train", RunConfig, args, words, kinds, job)
+    run_hydra("train", RunConfig, args, words, job)
     if len(finished) > 1:
         print(format_table(sweep_table([*finished.values()])))
     return max(codes)

@@ -3,13 +3,13 @@
 import glob
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lm.errors import UserError, expanded, first_line
+from lm.errors import UserError, first_line
 from lm.system.files import is_run
 
 ENDINGS = {
@@ -122,7 +122,7 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
     for entry in [part.strip() for part in value[1:-1].split(",")] if is_list else [value]:
         if not entry:
             raise UserError(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
-        path = expanded(entry, key)
+        path = os.path.expanduser(entry)
         if is_url(path) or os.path.exists(path) or not glob.has_magic(path):
             paths.append(path)
             continue
@@ -133,22 +133,9 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
     return paths
 
 
-def from_above(run_dir: Path, path: str | None, is_right: Callable[[str], bool] = lambda path: False) -> str | None:
-    """Return where a relative path of a run leads: as it is, or from the nearest folder above the run with such files.
-
-    Training was started in a folder above the run. `is_right` decides where both places have files.
-    """
-    if path is None:
-        return path
-    above = (str(folder / path) for folder in run_dir.resolve().parents if folder / path != run_dir.resolve())
-    place = next((place for place in above if _leads_somewhere(place)), path)
-    is_here = _leads_somewhere(path)
-    is_same = os.path.exists(path) and os.path.exists(place) and os.path.samefile(path, place)
-    return path if is_here and (is_same or is_right(path)) else place
-
-
-def _leads_somewhere(path: str) -> bool:
-    return os.path.exists(path) or (glob.has_magic(path) and bool(matches(path)))
+def as_started(folder: Path, started_in: str, path: str) -> str:
+    """Return where a path leads that was typed in the folder `started_in`, which is given from `folder` on."""
+    return path if is_url(path) else os.path.normpath(folder / started_in / path)
 
 
 def open_file(file: Path) -> IO[bytes]:

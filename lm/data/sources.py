@@ -9,19 +9,18 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 
-from lm.config import DataConfig, TokenizerConfig, build
+from lm.config import DataConfig, build
 from lm.data.paths import (
     BLOCK,
     COMPRESSED,
     ENDINGS,
-    from_above,
+    as_started,
     is_url,
     kind_of,
     local_files,
@@ -29,7 +28,7 @@ from lm.data.paths import (
     raise_error,
     reading_from,
 )
-from lm.errors import UserError
+from lm.errors import UserError, require
 from lm.registry import from_lab
 from lm.system.files import json_sha256
 
@@ -52,6 +51,7 @@ OTHER_KINDS = {  # first bytes of a file that is no text, decompressed by its en
     b"\x89PNG": "a picture",
     b"PK\x03\x04": "a zip archive, as .docx and .epub are; expected the text in it",
 }
+CONVERT = "if it is a text, `file FILE` names its encoding, and iconv -f ENCODING -t utf-8 FILE > NEW converts it"
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class Source(Protocol):
     def state(self) -> str:
         """Return a digest of the content and, where names decide something, of the names."""
 
-    def documents(self, max_bytes: int | None) -> Documents:
-        """Yield the documents in order. End each document a little after `max_bytes`."""
+    def documents(self) -> Documents:
+        """Yield the documents in order. The caller stops when it has enough."""
 
 
 class TextFiles:
@@ -79,57 +79,51 @@ class TextFiles:
     """
 
     def __init__(self, config: DataConfig, place: str, files: Files) -> None:
-        self.config, self.place, self.sha256 = config, place, (config.sha256 or "").lower()
+        self.config, self.place = config, place
         self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
-        if self.sha256 and len(files) > 1:
-            raise UserError(f"{place}: is {len(files)} files, expected one file of data.sha256={self.sha256}")
+        if config.sha256 and len(files) > 1:
+            raise UserError(f"{place}: is {len(files)} files, expected one file of data.sha256={config.sha256}")
 
     def state(self) -> str:
-        limit = inf
-        if self.config.max_bytes is not None and self.config.separator is None and not self.sha256:
-            limit = self.config.max_bytes + BLOCK
-        return state_of(self.files, limit)
+        is_whole = self.config.max_bytes is None or self.config.separator is not None or self.config.sha256
+        return state_of(self.files, inf if is_whole else (self.config.max_bytes or 0) + BLOCK)
 
-    def documents(self, max_bytes: int | None) -> Documents:
-        separator = self.config.separator
+    def documents(self) -> Documents:
+        separator, sha256 = self.config.separator, self.config.sha256
         for name, file in self.files.items():
+            if sha256:
+                with open_file(file) as content:
+                    found = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # IO[bytes]
+                expected = f"one file of data.sha256={sha256}"
+                require(found == sha256.lower(), f"{self._place_of(file)}: has {found}", expected)
             if separator is None:
-                limit = inf if max_bytes is None else max_bytes + 4  # with a character that is cut
-                yield name, self._blocks(file, limit)
+                yield name, self._blocks(file)
                 continue
             for number, document in enumerate(_parted(self._blocks(file), separator.encode()), 1):
                 yield f"{name}:{number}", [document]
 
-    def _advice(self) -> str:
-        """Return how a file that is no text is left out."""
-        return "; a glob in quotes, as in 'texts/*.txt', leaves files out" if len(self.files) > 1 else ""
+    def _place_of(self, file: Path) -> str:
+        return f"{self.place} (downloaded to {file})" if is_url(self.place) else str(file)
 
-    def _blocks(self, file: Path, limit: float = inf) -> Iterator[bytes]:
-        """Yield the text of a file up to `limit` bytes, and read on only for data.sha256."""
-        decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
-        place = f"{self.place} (downloaded to {file})" if is_url(self.place) else str(file)
-        with reading_from(place, "text"), open_file(file) as content:
-            while n_read < limit or self.sha256:
+    def _blocks(self, file: Path) -> Iterator[bytes]:
+        """Yield the text of a file in blocks."""
+        decoder, n_read, block = codecs.getincrementaldecoder("utf-8")(), 0, b"\n"
+        advice = "; a glob in quotes, as in 'texts/*.txt', leaves files out" if len(self.files) > 1 else ""
+        with reading_from(place := self._place_of(file), "text"), open_file(file) as content:
+            while block:
                 block = content.read(BLOCK)
-                digest.update(block)
                 for mark, kind in OTHER_KINDS.items() if n_read == 0 else ():
                     if block.startswith(mark):
-                        raise UserError(f"{place}: is {kind}{self._advice()}")
-                if n_read < limit:
-                    try:
-                        decoder.decode(block, final=not block)
-                    except UnicodeDecodeError as error:
-                        begin = n_read + len(block) - len(error.object)
-                        fault = _not_utf8(file, begin + error.start, error.reason)
-                        raise UserError(f"{fault}{self._advice()}") from error
-                    if (zero := block.find(b"\0")) >= 0:
-                        raise UserError(f"{_not_utf8(file, n_read + zero)}{self._advice()}")
-                    yield block.removeprefix(codecs.BOM_UTF8) if n_read == 0 else block
+                        raise UserError(f"{place}: is {kind}{advice}")
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    at = n_read + len(block) - len(error.object) + error.start
+                    raise UserError(f"{file}: not UTF-8 ({error.reason}) at byte {at}; {CONVERT}{advice}") from error
+                if (zero := block.find(b"\0")) >= 0:
+                    raise UserError(f"{file}: has a zero byte at byte {n_read + zero}; {CONVERT}{advice}")
+                yield block.removeprefix(codecs.BOM_UTF8) if n_read == 0 else block
                 n_read += len(block)
-                if not block:
-                    break
-        if self.sha256 not in ("", digest.hexdigest()):
-            raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
 
 
 def warn_of_other_formats(sources: Iterable[Source]) -> None:
@@ -163,7 +157,7 @@ def state_of(files: Files, limit: float = inf) -> str:
     return json_sha256(states)
 
 
-def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, str]:
+def local_states(config: DataConfig) -> dict[str, str]:
     """Return a digest of each file or folder of this machine that a run reads, by its setting."""
     states = {}
     texts = {"data.path": config}
@@ -173,9 +167,6 @@ def local_states(config: DataConfig, tokenizer: TokenizerConfig) -> dict[str, st
         if text.path and text.source != "hub" and not is_url(text.path):
             with suppress(OSError, UserError):  # a text may be gone
                 states[key] = open_source(text, key).state()
-    if tokenizer.path is not None:
-        with suppress(OSError):
-            states["tokenizer.path"] = state_of({"": Path(tokenizer.path)})
     return states
 
 
@@ -189,17 +180,9 @@ def text_of_run(run_dir: Path, content: Mapping[str, Any]) -> DataConfig:
         config = replace(config, revision=revision)
     if config.source == "hub":
         return config
-    for name in ("path", "val_path"):
-        state = content.get("states", {}).get(f"data.{name}")
-        place: Any = {name: from_above(run_dir, getattr(config, name), partial(_was_read, config, name, state))}
-        config = replace(config, **place)
-    return config
-
-
-def _was_read(config: DataConfig, name: str, state: str | None, path: str) -> bool:
-    """Return whether the files at a path, the setting data.NAME, have this digest."""
-    place: Any = {name: path}
-    return local_states(replace(config, **place), TokenizerConfig()).get(f"data.{name}", "") == state
+    paths = {"path": config.path, "val_path": config.val_path}
+    places: Any = {key: as_started(run_dir, content["started_in"], path) for key, path in paths.items() if path}
+    return replace(config, **places)
 
 
 def local_files_of(config: DataConfig) -> set[Path]:
@@ -224,34 +207,18 @@ def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     yield bytes(text)
 
 
-def _not_utf8(file: Path, at: int, reason: str | None = None) -> str:
-    """Return the line about a byte that is not UTF-8 for a `reason`, or without a `reason` about a byte of zero."""
-    with open_file(file) as content:
-        start = content.read(4)
-    encoding, other = "latin1", " (windows-1252 is another common encoding)"
-    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        encoding, other = "utf-16", ""
-    elif b"\0" in start:
-        encoding, other = "utf-16be" if start.startswith(b"\0") else "utf-16le", ""
-    cure = f"iconv -f {encoding} -t utf-8 FILE > NEW converts it{other}"
-    if reason is None and encoding == "latin1":
-        cure = "tr -d '\\0' < FILE > NEW removes such bytes"
-    fault = "has a zero byte" if reason is None else f"not UTF-8 ({reason})"
-    return f"{file}: {fault} at byte {at}; if it is a text, {cure}"
-
-
-def open_sources(config: DataConfig) -> list[Source]:
+def open_sources(config: DataConfig, downloads: bool = True) -> list[Source]:
     """Open the text, and the validation text if data.val_path or data.val_split names one. Raises UserError.
 
     A separate validation text is read whole: data.max_bytes limits the training text alone.
     """
-    source = open_source(config)
+    source = open_source(config, downloads=downloads)
     if config.val_split is not None:
         own = replace(config, split=config.val_split, val_split=None, max_bytes=None)
         return [source, open_source(own, "data.val_split")]
     if config.val_path is None:
         return [source]
-    val = open_source(_val_config(config), "data.val_path")
+    val = open_source(_val_config(config), "data.val_path", downloads)
     training, validation = ({file.resolve() for file in files_of(part).values()} for part in (source, val))
     if common := training & validation:
         raise UserError(f"{val.place}: {min(common)} belongs to data.path={config.path} as well")
@@ -265,7 +232,7 @@ def text_size(config: DataConfig, limit: int) -> int:
     if isinstance(source, TextFiles) and not any(file.suffix.lower() in COMPRESSED for file in files):
         return sum(file.stat().st_size for file in files)
     n_bytes = 0
-    for _, blocks in source.documents(None):
+    for _, blocks in source.documents():
         for block in blocks:
             n_bytes += len(block)
             if n_bytes >= limit:
@@ -282,7 +249,7 @@ def _val_config(config: DataConfig) -> DataConfig:
     return replace(config, path=config.val_path, val_path=None, sha256=None, max_bytes=None)
 
 
-def open_source(config: DataConfig, key: str = "data.path") -> Source:
+def open_source(config: DataConfig, key: str = "data.path", downloads: bool = True) -> Source:
     """Open a source without reading it. A file at an address is downloaded unless the cache has the file.
 
     `key` is the setting that errors name. Raises UserError, and OSError for the cache.
@@ -293,7 +260,7 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
         return from_lab("lm.lab.sources.hub.Hub")(config, "data.split" if key == "data.path" else key)
     path, place = str(config.path), f"{key}={config.path}"
     if is_url(path):
-        files = {"": from_lab("lm.lab.sources.addresses.downloaded")(path, config.cache, key)}
+        files = {"": from_lab("lm.lab.sources.addresses.downloaded")(path, config.cache, key, downloads)}
     else:
         files = local_files(path, ENDINGS.get(config.source, ()), key)
         if config.source in ENDINGS and (kind := kind_of(path)) not in ("text", config.source):

@@ -2,13 +2,15 @@
 
 import codecs
 import hashlib
+import mmap
 import re
+import sys
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import xxhash
@@ -21,7 +23,7 @@ from lm.system.terminal import is_first_process
 
 CHARACTER = 4  # bytes of the longest character
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
-RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
+RECORD = np.dtype([("size", "<u8"), ("position", "<u8")])
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
 SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
@@ -55,19 +57,14 @@ class Text:
 
     def counts(self, words: Collection[bytes]) -> Counter[bytes]:
         """Return how often each word occurs in the text."""
-        counts, end, longest = Counter[bytes](), b"", max(map(len, words))
         pattern = re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True))))
-        with open(self.path, "rb") as file:
-            while block := file.read(BLOCK):  # the text may exceed memory
-                joined = end + block
-                counts.update(match[0] for match in pattern.finditer(joined) if match.end() > len(end))
-                end = joined[max(len(joined) - longest + 1, 0) :]
-        return counts
+        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return Counter(match[0] for match in pattern.finditer(text))
 
     def joined(self) -> "Text":
         """Return the same text as one document."""
         text_hash = derived(self.hash, "joined")
-        return replace(self, hash=text_hash, records=np.array([(self.size, 0, int(text_hash[:16], 16))], RECORD))
+        return replace(self, hash=text_hash, records=np.array([(self.size, 0)], RECORD))
 
     def whole(self) -> "Part":
         return Part(self, np.arange(len(self.records)), self.spans)
@@ -99,49 +96,39 @@ def derived(text_hash: str, change: str) -> str:
 
 
 def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
-    """Write the text of a source to a file, up to `max_bytes`. Read nothing beyond `max_bytes`. Return the text.
+    """Write the text of a source to a file, up to `max_bytes`. Return the text.
 
     Leave out documents without text, and count them. Raises UserError.
     """
-    content, records, end, n_empty = hashlib.sha256(), array("Q"), 0, 0
+    records, end, n_empty, most = array("Q"), 0, 0, sys.maxsize if max_bytes is None else max_bytes
     with progress(max_bytes, "reading") as bar, open(path, "w+b", buffering=BLOCK) as file:
-        for name, blocks in source.documents(max_bytes):
-            begin, block = end, b""
+        for name, blocks in source.documents():
+            begin = end
             for block in filter(None, blocks):
                 file.write(block)
                 bar.update(len(block))
                 end += len(block)
-            pieces = [block] if len(block) == end - begin else _read_again(file, begin, end)
-            is_last = max_bytes is not None and end >= max_bytes
-            if max_bytes is not None and end > max_bytes:
+                if end > most:
+                    break
+            is_last = end >= most
+            if end > most:
                 file.flush()
-                starts = _characters_around(path, max_bytes)
-                end = int(starts[starts <= max_bytes][-1])  # no character is cut
+                starts = _characters_around(path, most)
+                end = int(starts[starts <= most][-1])  # no character is cut
                 file.truncate(end)
-                pieces = _read_again(file, begin, end)
             if end > begin:
-                encoded, digest = name.encode(errors="surrogateescape"), xxhash.xxh3_64()
-                content.update(len(encoded).to_bytes(8, "big") + encoded + (end - begin).to_bytes(8, "big"))
-                for piece in pieces:
-                    content.update(piece)
-                    digest.update(piece)
-                position = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
-                records.extend((end - begin, position, digest.intdigest()))
+                position = hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]
+                records.extend((end - begin, int.from_bytes(position, "big")))
             elif not is_last:
                 n_empty += 1
             if is_last:
                 break
+        file.seek(0)
+        content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # as of typeshed
     if not end:
         raise UserError(f"{source.place}: the text is empty")
-    return Text(path, content.hexdigest(), np.frombuffer(records, RECORD), n_empty)
-
-
-def _read_again(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
-    """Yield what was written: the hash of a document begins with its size, known only at the end of the document."""
-    for start in range(begin, end, BLOCK):
-        file.seek(start)
-        yield file.read(min(BLOCK, end - start))
-    file.seek(end)
+    text_hash = derived(content, hashlib.sha256(records).hexdigest())
+    return Text(path, text_hash, np.frombuffer(records, RECORD), n_empty)
 
 
 # --- the split
@@ -255,36 +242,34 @@ def _place_of(text: Text, share: float) -> int:
     return int(_characters(text.path, starts[block], BLOCK)[chosen - counts[block]])
 
 
-def overlap(train: Part, val: Part) -> dict[str, float]:
-    """Return how many documents of the validation part, and what share of its bytes, are a training document as well.
+def overlap(train: Part, val: Part) -> float:
+    """Return what share of the validation part, in bytes, is training documents as well."""
+    known, own = (np.fromiter(_digests(part), np.uint64, len(part.documents)) for part in (train, val))
+    sizes = val.spans[:, 1] - val.spans[:, 0]
+    return float(sizes[np.isin(own, known)].sum() / sizes.sum())
 
-    A document that the split cuts does not count, because each part has a piece of this document.
-    """
-    documents = np.setdiff1d(train.documents, val.documents) if train.text is val.text else train.documents
-    records = val.text.records[val.documents]
-    shared = np.isin(records["digest"], train.text.records["digest"][documents])
-    share = float(records["size"][shared].sum() / records["size"].sum())
-    return {"n_documents": int(shared.sum()), "of": len(records), "share": share}
+
+def _digests(part: Part) -> Iterator[int]:
+    digest = xxhash.xxh3_64()
+    for block, last in part.blocks():
+        digest.update(block)
+        if last:
+            yield digest.intdigest()
+            digest.reset()
 
 
 # --- a part in pieces
 
 
-def decoded(part: Part) -> Iterator[tuple[str, bool]]:
-    """Yield the text of a part in blocks, and whether a document ends with this block."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    return ((decoder.decode(block), last) for block, last in part.blocks())
-
-
-def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAFE_CUT) -> Iterator[tuple[str, bool]]:
+def chunks(part: Part, cut: re.Pattern[str] | None = SAFE_CUT) -> Iterator[tuple[str, bool]]:
     """Yield the same text in strings of about CHUNK characters, and whether a document begins with this string.
 
     Cut the text before a match of `cut`, because there the ids of the pieces are the ids of the whole text. A document
     without such a place stays in one string. With None as `cut`, each document is one string.
     """
-    held, searched, first = "", 0, True
-    for block, last in blocks:
-        held += block
+    held, searched, first, decoder = "", 0, True, codecs.getincrementaldecoder("utf-8")()
+    for block, last in part.blocks():
+        held += decoder.decode(block)
         begin = 0
         while cut and (match := cut.search(held, max(begin + CHUNK, searched))):
             yield held[begin : match.start()], first

@@ -19,8 +19,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import TokenizerConfig
-from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, decoded, progress, stretches
-from lm.errors import UserError, error_prefix, first_line, require
+from lm.data.text import ANYWHERE, SAFE_CUT, Part, chunks, progress, stretches
+from lm.errors import UserError, error_prefix, first_line
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -57,7 +57,8 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         layout = json.loads(backend.to_str())
-        before = _template_token(backend)
+        template = backend.encode("").ids  # what the template of the file puts around a text
+        before = backend.id_to_token(template[0]) if template else None
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
             raise UserError(f"the tokenizer has no token {eot}, which is said to be its end of text")
@@ -205,16 +206,6 @@ def _safe_cut(layout: dict[str, Any]) -> re.Pattern[str] | None:
     return ANYWHERE if (is_char or is_alone) and all(token["special"] for token in added) else SAFE_CUT
 
 
-def _template_token(backend: tokenizers.Tokenizer) -> str | None:
-    """Return the token that a tokenizer puts before a text, or None. Raises UserError for several tokens."""
-    text = min((token for token in backend.get_vocab() if len(token) == 1 and token.isalnum()), default="")
-    plain = backend.encode(text, add_special_tokens=False).ids
-    whole = backend.encode(text).ids
-    n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    require(n < 2, f"the tokenizer puts {n} tokens before a text", "one or none")
-    return backend.id_to_token(whole[0]) if n else None
-
-
 def load_tokenizer(path: str | Path, eot: str | None = None) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json. Raises UserError with the file if the file is missing or damaged.
 
@@ -310,7 +301,7 @@ def build_tokenizer(config: TokenizerConfig, train: Iterable[str], everything: I
 def sample(part: Part) -> Iterator[str]:
     """Yield the text that BPE is trained on: all up to SAMPLE bytes, else SAMPLE bytes in evenly spaced stretches."""
     if part.n_bytes <= SAMPLE:
-        yield from (text for text, _ in chunks(decoded(part)))
+        yield from (text for text, _ in chunks(part))
         return
     for pieces in stretches(part, SAMPLE, SAMPLE_STRETCH):  # a stretch may begin and end inside a character
         yield from (piece.decode(errors="ignore") for piece in pieces)
@@ -322,7 +313,7 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "") -> Iterator[np.nda
     Raises UserError if the tokenizer loses text, because bits per byte would be wrong.
     """
     with progress(part.n_bytes, label) as bar:
-        pieces = chunks(decoded(part), tokenizer.cut)
+        pieces = chunks(part, tokenizer.cut)
         while group := [*itertools.islice(pieces, GROUP)]:
             texts = [text for text, _ in group]
             ids = tokenizer.encode_all(texts)
@@ -340,9 +331,7 @@ def _compare(texts: list[str], decoded_texts: list[str]) -> None:
             pairs = enumerate(zip(text, other, strict=False))
             at = next((i for i, (before, after) in pairs if before != after), min(len(text), len(other)))
             around = slice(max(at - 10, 0), at + 10)
-            advice = "; give the validation text by data.val_path if this is where it was cut off"
             raise UserError(
                 "tokenizer: loses part of the text, so bits per byte would be wrong:"
                 f" {text[around]!r} comes back as {other[around]!r}"
-                f"{advice if text.startswith(' ') and text.endswith(other) else ''}"
             )

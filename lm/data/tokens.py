@@ -23,7 +23,7 @@ import xxhash
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
 from lm.data.sources import Source, files_of, open_source, open_sources, warn_of_other_formats
-from lm.data.text import CHARACTER, Part, Text, chunks, decoded, derived, overlap, read, split, stretches
+from lm.data.text import CHARACTER, Part, Text, chunks, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
@@ -34,7 +34,7 @@ FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
 STRETCH_TOKENS, N_STRETCHES = 64, 50  # length and number of these stretches
-MIN_OVERLAP = 0.001  # least share of the validation text in training documents that gives a warning
+MIN_SHARED = 0.001  # least share of the validation text in training documents that gives a warning
 MIN_COPIED = 0.05  # least share of places of the validation text in the training text that gives a warning
 CHUNK = 1 << 20  # tokens that a search reads at a time
 
@@ -86,7 +86,7 @@ def prepare(
     `trained`: the tokenizer.json of a run with these settings, used to build the tokens without training BPE anew.
     `downloads`: whether a text of the Hub may be downloaded, if its tokens do not exist.
     """
-    sources = open_sources(config)
+    sources = open_sources(config, downloads)
     warn_of_other_formats(sources)
     states = [source.state() for source in sources]
     held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
@@ -192,10 +192,9 @@ def mapped(path: Path, dtype: str) -> np.ndarray:
 
 def write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     """Write the tokenizer, and the description of the token files of a folder."""
-    places = _copied(folder, tokenizer.dtype)
-    copied = max(places, (meta["overlap"] or {"share": 0.0})["share"])
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    meta |= {"dtype": tokenizer.dtype, "places": places, "copied": copied, "checksum": _checksum(folder)}
+    copied = max(_copied(folder, tokenizer.dtype), meta["shared"])
+    meta |= {"dtype": tokenizer.dtype, "copied": copied, "checksum": _checksum(folder)}
     write_json(folder / "meta.json", meta)
 
 
@@ -209,17 +208,8 @@ def _copied(folder: Path, dtype: str) -> float:
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
     meta = read_json(folder / "meta.json")
-    common, places = meta["overlap"] or {"share": 0.0}, meta["places"]
-    copies = []
-    if places >= MIN_COPIED:
-        copies.append(
-            f"{100 * places:.1f} % of the places looked at in the validation text stand in the training text too"
-        )
-    if common["share"] >= MIN_OVERLAP:
-        documents = f"{common['n_documents']} of {common['of']} validation documents"
-        copies.append(f"{documents}, {100 * common['share']:.1f} % of the text, are training documents")
-    if copies:
-        log.warning("data: %s", "; ".join(copies))
+    if meta["copied"] >= MIN_COPIED or meta["shared"] >= MIN_SHARED:
+        log.warning("data: %.1f %% of the validation text stands in the training text too", 100 * meta["copied"])
     for note in meta["notes"]:
         log.info(note)
     return TextData(
@@ -267,7 +257,7 @@ def _encode_sources(folder: Path, sources: list[Source], config: DataConfig, set
         data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
     else:
         train, val, data_hash, unsuitable = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
-    everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
+    everything = (chunk for part in (train, val) for chunk, _ in chunks(part))
     tokenizer = build_tokenizer(settings, sample(train), everything)
     for name, part in (("train", train), ("val", val)):
         _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}")
@@ -275,7 +265,7 @@ def _encode_sources(folder: Path, sources: list[Source], config: DataConfig, set
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
         notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size:,} tokens")
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
-    meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val), "notes": notes, **_ngram(train, val)}
+    meta |= {"val_bytes": val.n_bytes, "shared": overlap(train, val), "notes": notes, **_ngram(train, val)}
     for text in texts:
         text.path.unlink()
     write_meta(folder, tokenizer, meta)

@@ -63,11 +63,6 @@ class Head(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         return linear(*self.factors(x, embedding))  # (B, T, V)
 
-    @classmethod
-    def is_linear(cls) -> bool:
-        """Return whether the logits are the product of `factors`: not in a subclass with a `forward` of its own."""
-        return cls.forward in (Head.forward, UntiedHead.forward)
-
     def init_from_embedding(self, embedding: Tensor) -> None:
         """Called once, after every parameter has been initialised."""
 

@@ -86,11 +86,9 @@ def _scale_residual_projections(net: "Transformer") -> None:
         scale = 1 / math.sqrt(2 * net.config.n_layers)
     for name, module in net.blocks.named_modules():
         if name.endswith(("o_proj", "down_proj")):
-            direct, nested = (list(module.parameters(recurse)) for recurse in (False, True))
-            # matrices of the module itself come first, because nested matrices may belong to an adapter
-            matrices = [p for p in direct if p.ndim == 2] or [p for p in nested if p.ndim == 2]
-            if not matrices and scale != 1:
+            matrix = next((p for p in module.parameters() if p.ndim == 2), None)  # a class may factorise its matrix
+            if matrix is not None:
+                matrix.mul_(scale)
+            elif scale != 1:
                 classes = f"model.linear={net.config.linear}, model.ffn={net.config.ffn}"
                 raise UserError(f"{classes}: {name} has no matrix; add model.residual_scale=1")
-            for matrix in matrices[-1:]:  # a class may factorise its matrix: the last factor scales the product
-                matrix.mul_(scale)

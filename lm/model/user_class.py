@@ -46,24 +46,16 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> nn.Module:
         raise UserError(f"{key}={path}: {type(error).__name__}: {error}") from error
 
 
-def check_classes(config: ModelConfig, classes: Sequence[type | str]) -> None:
-    """Raise UserError if the settings of a model folder name a class that is not among `classes`.
+def check_classes(config: ModelConfig, classes: Sequence[str]) -> None:
+    """Raise UserError if the settings of a model folder name a class that is not among `classes`, dotted paths.
 
-    Import nothing, because the import of a module runs its code. A path matches a class by the module and qualified
-    name of the class, or by the name under which an imported module holds the class.
+    Import nothing, because the import of a module runs its code.
     """
     named = foreign_classes(config)
-    if any(not _is_among(path, classes) for path in named.values()):
+    if not {*named.values()} <= {*classes}:
         what = ", ".join(f"{key}={path}" for key, path in named.items())
         wanted = ",".join(dict.fromkeys(named.values()))
         raise UserError(f"{what}: is code of the model's author; 'classes=[{wanted}]' imports it, if you trust it")
-
-
-def _is_among(path: str, classes: Sequence[type | str]) -> bool:
-    module, _, name = path.rpartition(".")
-    held = vars(sys.modules.get(module, nn)).get(name)
-    names = [item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}" for item in classes]
-    return path in names or (held is not None and any(held is item for item in classes))
 
 
 # --- the code of the user's classes, with what it imports from the user's own files

@@ -64,7 +64,7 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
 
     The models that the model started from count too.
     """
-    scored = local_states(run.data, run.tokenizer).get("data.val_path" if run.data.val_path else "data.path")
+    scored = local_states(run.data).get("data.val_path" if run.data.val_path else "data.path")
     return any(state is not None and state == scored and own != data.hash for state, own in _texts_of(base))
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.model.head import HEADS
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
 
@@ -55,18 +54,15 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 
     Raises UserError if chunked is impossible.
     """
-    is_linear = HEADS[run.head.kind].is_linear()
     if run.loss == "chunked" and not HAS_CHUNKED:
         raise UserError(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
-    if run.loss == "chunked" and not is_linear:
-        raise UserError(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
     if run.loss == "chunked" and run.ngram_smoothing:
         raise UserError("loss=chunked: takes one token as a target; use loss=plain, or ngram_smoothing=0")
     if run.loss != "auto":
         return run.loss
     limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]
     faster = HAS_CHUNKED and run.trainer.accelerator == "cpu" and vocab_size >= limit and not run.compile
-    return "chunked" if faster and is_linear and not run.ngram_smoothing else "plain"
+    return "chunked" if faster and not run.ngram_smoothing else "plain"
 
 
 class LossOf(nn.Module):

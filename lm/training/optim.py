@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -64,12 +63,10 @@ def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
 def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     """Return AdamW (Loshchilov and Hutter, 2017), or Muon for the matrices of the blocks with AdamW for all else."""
     groups, betas = parameter_groups(net, config, head), (config.betas[0], config.betas[1])
-    if config.name == "adamw":
-        return AdamW(groups, betas=betas, eps=config.eps, fused=True)
     for group in groups:
-        if group["name"] == "block_matrices":
+        if config.name == "muon" and group["name"] == "block_matrices":
             group |= {"momentum": config.momentum, "ns_steps": config.ns_steps}
-    return Muon(groups, lr=config.lr, betas=betas, eps=config.eps)
+    return {"adamw": AdamW, "muon": Muon}[config.name](groups, betas=betas, eps=config.eps, fused=True)
 
 
 # --- Muon
@@ -113,15 +110,6 @@ class Muon(AdamW):
     Parameters of Muon groups are 2-D. A step sets the gradients of these parameters to None. Both kinds of groups keep
     their average of gradients under `exp_avg`.
     """
-
-    def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        lr: float = 0.02,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(groups, lr, betas, eps, weight_decay=0.0, fused=True)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm.config import RunConfig, foreign_classes
+from lm.config import RunConfig, change, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
@@ -45,8 +45,8 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     precision = trainer.precision
     if precision == "auto":
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
-    trainer = replace(trainer, accelerator=device, precision=precision)
-    run = replace(run, trainer=trainer, threads=count_threads(run.threads))
+    decided = {"trainer.accelerator": device, "trainer.precision": precision, "threads": count_threads(run.threads)}
+    run = change(run, decided)
     return replace(run, loss=resolve_loss(run, max(vocab_size, run.model.vocab_rows or 0)))
 
 
@@ -57,8 +57,8 @@ def with_steps(run: RunConfig, data: TextData) -> RunConfig:
         steps = math.ceil(run.trainer.max_epochs * len(data.train) / run.tokens_per_step)
     elif run.max_minutes is not None:
         steps = max(round(60 * run.max_minutes / seconds_per_step(run, data)), 1)
-    trainer = replace(run.trainer, max_steps=steps, max_epochs=None)
-    return replace(run, trainer=trainer, max_tokens=None, max_minutes=None)
+    open_lengths = dict.fromkeys(("trainer.max_epochs", "max_tokens", "max_minutes"))
+    return change(run, open_lengths | {"trainer.max_steps": steps})
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
@@ -82,29 +82,12 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
 
 
 def check_buffers(net: Transformer) -> None:
-    """Raise UserError if a user's class has a buffer that no file holds and that its settings do not determine.
-
-    Such a buffer depends on the seed, or training changes it, so the saved model would be another model.
-    """
-    saved, buffers = net.state_dict().keys(), []
-    classes = foreign_classes(net.config)
-    if not classes or all(name in saved for name, _ in net.named_buffers()):
-        return
-    tokens = torch.zeros(1, net.seq_len, dtype=torch.long)  # (1, T)
-    for seed, n_passes in ((0, 1), (1, 2)):  # a counter differs by the passes, a random buffer by the seed
-        sizes = {"vocab_size": net.vocab_size, "seq_len": net.seq_len}
-        twin = Transformer(net.config, net.head_config, **sizes, seed=seed)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for _ in range(n_passes):
-                twin(tokens)
-        buffers.append({name: buffer for name, buffer in twin.named_buffers() if name not in saved})
-    first, second = buffers
-    for name in sorted({*first, *second}):
-        own, other = first.get(name), second.get(name)
-        if own is None or other is None or not torch.equal(own, other):
-            named = ", ".join(f"{key}={path}" for key, path in classes.items())
-            reason = "differs between seeds or changes in training, and no file holds it"
-            raise UserError(f"{named}: the buffer {name} {reason}; register it with persistent=True")
+    """Raise UserError if a user's class has a buffer that no file holds: the saved model would lack its values."""
+    saved = net.state_dict()
+    for name, _ in net.named_buffers():
+        if name not in saved:
+            named = ", ".join(f"{key}={path}" for key, path in foreign_classes(net.config).items())
+            raise UserError(f"{named}: no file holds the buffer {name}; register it with persistent=True")
 
 
 def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[], float]:

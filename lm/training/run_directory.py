@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ import yaml
 
 from lm.config import (
     HASHES,
-    RECORDED_LENGTHS,
     REQUESTED,
-    TYPED_LENGTHS,
     RunConfig,
+    change,
     differing_keys,
     flat,
     foreign_classes,
+    length_of,
     requested_settings,
 )
 from lm.data.paths import is_url, literal_part
@@ -148,12 +148,8 @@ class RunDirectory:
 
     def as_decided(self, run: RunConfig) -> RunConfig:
         """Return the run with what the machine and the text decided when the run began here."""
-        if not (saved := flat(self.read_config())):
-            return run
-        decided = {key: saved[key] for key in REQUESTED}
-        trainer = {key.removeprefix("trainer."): value for key, value in decided.items() if "." in key}
-        own = {key: value for key, value in decided.items() if "." not in key}
-        return replace(run, trainer=replace(run.trainer, **trainer), max_tokens=None, **own)
+        saved = flat(self.read_config())
+        return change(run, {"max_tokens": None} | {key: saved[key] for key in REQUESTED})
 
     def check_same_run(self, run: RunConfig, hashes: dict[str, str], ignored: str = "") -> None:
         """Raise UserError with what differs, if `run` is not the run of this directory."""
@@ -162,11 +158,11 @@ class RunDirectory:
         if not keys:
             return
         before, now = flat(saved), flat(settings)
-        before |= {key: saved["requested"].get(key, before.get(key)) for key in RECORDED_LENGTHS[1:]}
+        before["length"], now["length"] = length_of(before | saved["requested"]), length_of(now)
         if {*keys} <= {*HASHES}:
             keys = _differing_in_text(before, now) or keys
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
-        if {*keys} <= {*TYPED_LENGTHS}:
+        if keys == ["length"]:
             has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"
@@ -204,16 +200,10 @@ class RunDirectory:
             raise UserError(f"{self.config}: no such file; the directory of a run needs one")
         self.check_same_run(run, hashes or {}, ignored="threads")
         if hashes is None:
-            settings, own = flat(requested_settings(run)), flat(self.settings())
-            before, now = saved.get("states", {}), local_states(run.data, run.tokenizer)
-            changed = {key for key in now if now[key] != before.get(key, "")}
-            differing = {key for key in _differing_in_text(flat(saved), settings) if settings[key] != own[key]}
-            if differing - (now.keys() - changed):
-                return None
-            if run.tokenizer.path == str(self.tokenizer):  # the copy that the run keeps
-                changed.discard("tokenizer.path")
-            for key in changed:
-                log.warning("%s=%s: has changed since; this result is of what it was", key, settings[key])
+            if _differing_in_text(flat(self.settings()), flat(requested_settings(run))):
+                return None  # the text has to be read
+            if not local_states(run.data).items() <= saved["states"].items():
+                log.warning("%s: its text has changed since; this result is of what it was", self.path)
         log.info("%s is finished: nothing to train", self.path)
         is_same = False
         with suppress(UserError):  # a class of the user may be gone
@@ -222,8 +212,7 @@ class RunDirectory:
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
         loggers = {name for name, options in asdict(run.logger).items() if options is not None}
         asked = {"prompts": run.prompts, "diagnostics": run.diagnostics.every, "logger": loggers}
-        too_late = [key for key, value in asked.items() if value and asdict(run)[key] != saved.get(key)]
-        if too_late:
+        if too_late := [key for key, value in asked.items() if value and asdict(run)[key] != saved.get(key)]:
             what = ", ".join(too_late)
             log.warning("settings without effect on a finished run: %s; another run_dir=DIR trains anew", what)
         return result

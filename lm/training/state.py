@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lm.errors import UserError, first_line, is_out_of_memory
-from lm.folder import read_weights, saved_state, write_weights
+from lm.folder import saved_state
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, sha256
+from lm.system.files import atomic_file
 
-CHECKPOINT, BEST = re.compile(r"step-(\d+)\.ckpt"), re.compile(r"best-(\d+)\.safetensors")
+CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class State:
     n_clipped: int | Tensor = 0  # steps since the last row of diagnostics.csv whose gradient was clipped
     best_step: int = 0  # the step of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
-    best_sha256: str = ""  # of the file with the weights of the best step, with checkpoint.best
+    best: dict[str, Tensor] | None = None  # weights of the best step, with checkpoint.best
     ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
     logged_step: int = 0  # the step of the last row of metrics.csv
@@ -73,22 +73,17 @@ class State:
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update([*averages.values()], [weights[name] for name in averages], self.step)
 
-    def best_file(self, folder: Path) -> Path:
-        return folder / f"best-{self.best_step:08d}.safetensors"
-
-    def update_best(self, loss: float, folder: Path | None) -> None:
-        """If this loss is the lowest so far, record the step, and write the weights of the model to `folder`."""
+    def update_best(self, loss: float, keeps: bool) -> None:
+        """If this loss is the lowest so far, record the step and, if `keeps`, the weights of the model."""
         if loss < self.best_loss:
             self.best_step, self.best_loss = self.step, loss
-            if folder is not None:
-                folder.mkdir(exist_ok=True)
-                write_weights(self.best_file(folder), saved_state(self.eval_net))
-                self.best_sha256 = sha256(self.best_file(folder))
+            if keeps:
+                self.best = {name: tensor.cpu().clone() for name, tensor in saved_state(self.eval_net).items()}
 
-    def best_net(self, folder: Path) -> Transformer:
-        """The model of the step of the lowest val/loss."""
+    def best_net(self) -> Transformer:
+        """Return the model of the step of the lowest val/loss, with checkpoint.best."""
         net = deepcopy(self.eval_net)
-        net.load_state_dict(read_weights(self.best_file(folder), net.state_dict()))
+        net.load_state_dict(self.best or {})
         return net
 
     def save(self, folder: Path, keep: int) -> None:
@@ -105,10 +100,7 @@ class State:
                     raise error.__context__ from error
                 raise
         made = [path for path in checkpoints(folder) if step_of(path) <= self.step]  # a damaged one may be newer
-        oldest = step_of(made[:keep][-1])
-        # the oldest checkpoint that is kept names the newest of these
-        best = [path for path in best_files(folder) if step_of(path) <= oldest]
-        for path in made[keep:] + best[1:]:
+        for path in made[keep:]:
             path.unlink()
 
     def load(self, content: dict[str, Any]) -> None:
@@ -127,24 +119,8 @@ class State:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first. Raises OSError if the folder cannot be listed."""
-    return _files(folder, CHECKPOINT)
-
-
-def best_files(folder: Path) -> list[Path]:
-    """Return the files of best weights in a folder, the newest first: each was the best when it was made."""
-    return _files(folder, BEST)
-
-
-def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
-    return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
-
-
-def remove_later(folder: Path, step: int) -> None:
-    """Delete best weights of steps after `step`, which a resume writes again. Below 0, delete all checkpoints too."""
-    for path in [*best_files(folder), *(checkpoints(folder) if step < 0 else [])]:
-        if step_of(path) > step:
-            path.unlink()
+    return sorted((folder / name for name in names if CHECKPOINT.fullmatch(name)), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -184,7 +160,4 @@ def _read_whole(path: Path) -> dict[str, Any]:
     names = {item.name for item in fields(State)}
     if not isinstance(content, dict) or {*content} != names or not (content["net"] and content["optimizer"]):
         raise ValueError("not a checkpoint of this version")
-    best = path.with_name(f"best-{content['best_step']:08d}.safetensors")
-    if content["best_sha256"] and (not best.exists() or sha256(best) != content["best_sha256"]):
-        raise ValueError(f"{best.name} is not as it was")
     return content

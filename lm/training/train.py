@@ -19,7 +19,17 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from lm.config import REQUESTED, RunConfig, build, check_init, config_hash, differing_keys, flat, requested_settings
+from lm.config import (
+    REQUESTED,
+    RunConfig,
+    build,
+    change,
+    check_init,
+    config_hash,
+    differing_keys,
+    flat,
+    requested_settings,
+)
 from lm.data.batches import TrainingStream
 from lm.data.sources import local_states
 from lm.data.tokens import TextData, prepare
@@ -49,7 +59,7 @@ from lm.training.processes import Interrupted, Signals, build_fabric
 from lm.training.resolve import build_model, check_buffers, resolve, with_steps
 from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, code_of_run, default_directory
-from lm.training.state import State, newest_checkpoint, remove_later
+from lm.training.state import State, checkpoints, newest_checkpoint
 
 # Set by launchers that start a command again. The run then resumes, even with checkpoint.resume=false.
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -102,7 +112,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
                 fit(engine, signals)
             return finish(engine) if is_first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            can_save = bool(state.best_sha256) or not isinstance(error, Diverged)
+            can_save = state.best is not None or not isinstance(error, Diverged)
             if is_first and can_save and not directory.result.exists():
                 with signals.deferred() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(engine)
@@ -224,10 +234,11 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     expected = expected_tokens(run, data)
     cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     # `other_code` and `checkpoint.resume` hold for one command.
-    kept = replace(run, other_code=False, checkpoint=replace(run.checkpoint, resume=True))
+    kept = change(run, {"other_code": False, "checkpoint.resume": True})
     settings = asdict(kept) | {"run_dir": str(directory.path), "init_record": init_record}
     settings |= {"data_revision": data.revision, **hashes, **identity}
-    settings["states"] = local_states(run.data, run.tokenizer)  # of the files, which a later command may compare
+    settings["started_in"] = os.path.relpath(os.curdir, directory.path)  # where paths of the text lead from
+    settings["states"] = local_states(run.data)  # of the files, which a later command may compare
     fabric = build_fabric(run.trainer)
 
     loggers: list[Any] = []
@@ -236,7 +247,8 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         if any(asdict(run.logger).values()):
             trackers = from_lab("lm.lab.trackers.trackers")
             loggers = stack.enter_context(trackers(run, directory.path, settings, step))
-        remove_later(directory.checkpoints, step if resumes else -1)
+        for path in [] if resumes else checkpoints(directory.checkpoints):
+            path.unlink()
         if not checkpoint:  # what an attempt before has logged
             for path in (directory.samples, directory.diagnostics):
                 path.unlink(missing_ok=True)
@@ -335,8 +347,7 @@ def fit(engine: Engine, signals: Signals) -> None:
         if validates:
             scores = engine.validate(state.eval_net, run.validation.batches)
             row = row | validation_metrics(scores, engine.data)
-            keeps_best = is_first and run.checkpoint.best
-            state.update_best(scores.loss, directory.checkpoints if keeps_best else None)
+            state.update_best(scores.loss, keeps=is_first and run.checkpoint.best)
             patience = run.checkpoint.patience
             is_over = bool(patience) and state.step - state.best_step >= (patience or 0) * run.validation.every
             if patience and fabric.broadcast(is_over):
@@ -378,8 +389,8 @@ def finish(engine: Engine) -> dict[str, Any]:
     scores = last = engine.validate(merged(net))
     engine.append_last_row(state.last_row | validation_metrics(last, data))
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
-    if state.best_sha256:  # the best estimate may not be the best on the whole text
-        best = state.best_net(directory.checkpoints)
+    if state.best is not None:  # the best estimate may not be the best on the whole text
+        best = state.best_net()
         best_scores = engine.validate(merged(best))
         if best_scores.loss < last.loss:
             net, step, scores = best, state.best_step, best_scores
@@ -416,8 +427,8 @@ def save_unfinished(engine: Engine) -> None:
     """Save the best model, if the run keeps it, or the last one, so that a stopped run can generate."""
     state, directory = engine.state, engine.directory
     net = state.eval_net
-    if state.best_sha256:
-        net = state.best_net(directory.checkpoints)
+    if state.best is not None:
+        net = state.best_net()
         message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
         log.info(message, state.best_step, state.best_loss)
     save_model(merged(net), engine.data.tokenizer, directory.model)

@@ -45,7 +45,7 @@ class BenchmarkConfig:
     def __post_init__(self) -> None:
         for name in self.only or ():
             require_choice("only", name, tuple(SECTIONS))
-        expand_paths("", self, "output", "nanogpt")
+        expand_paths(self, "output", "nanogpt")
         if self.output is not None:
             check_output(Path(self.output), "output")
         require_min(0, "", self, "seconds")

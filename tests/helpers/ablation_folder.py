@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -41,6 +42,7 @@ def write_run_dir(path, run, result=None, **hashes):
     hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x") | hashes
     run = replace(run, trainer=replace(run.trainer, max_steps=40))
     begun = {"requested": {key: flat(asdict(run))[key] for key in REQUESTED}, "code": code_identity()}
+    begun |= {"states": {}, "started_in": os.path.relpath(os.curdir, path)}
     write(path / "config.yaml", yaml.safe_dump(asdict(run) | begun | hashes))
     loss = (result or {}).get("val_loss", 3.5)
     rows = [(step, 128 * step, loss + 1 / step) for step in (10, 20, 30)]

@@ -19,7 +19,7 @@ class Listed:
     def state(self):
         return repr(self.pairs)
 
-    def documents(self, max_bytes):
+    def documents(self):
         for name, text in self.pairs:
             raw = text.encode()
             self.read.append(len(raw))

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
-from lm.config import RunConfig, config_hash, flat, foreign_classes
+from lm.config import RunConfig, change, config_hash, flat, foreign_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER, read_base
@@ -209,17 +208,7 @@ def _check_same_validation_text(question: Question, arms: Arms) -> None:
             raise UserError(f"ablation.metric={question.metric}: {reason}; choose val_bpb")
 
 
-# --- settings changed by name, and the width that gives an arm the parameters of another
-
-
-def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return the run with dotted keys set; checked as if they had been typed."""
-    groups: dict[str, dict[str, Any]] = {"": {}}
-    for key, value in values.items():
-        group, _, name = key.rpartition(".")
-        groups.setdefault(group, {})[name] = value
-    own = groups.pop("")
-    return replace(run, **own, **{group: replace(getattr(run, group), **changes) for group, changes in groups.items()})
+# --- the width that gives an arm the parameters of another
 
 
 def meta_model(run: RunConfig, vocab_size: int) -> Transformer:

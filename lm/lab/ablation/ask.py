@@ -22,9 +22,9 @@ from omegaconf import OmegaConf
 from lm.cli.arguments import PATHS, for_hydra, key_of, quoted
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
-from lm.data.paths import from_above
+from lm.data.paths import as_started
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import ENDED, RunReader, by_key, read_record
+from lm.lab.ablation.folder import ENDED, AblationRecord, RunReader, by_key, read_record
 from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -87,7 +87,7 @@ def values_of(override: str) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 
-    with explaining([override], {}):
+    with explaining([override]):
         (entry,) = OverridesParser.create().parse_overrides([override])
     value = entry.value()
     if isinstance(value, ChoiceSweep):
@@ -173,7 +173,7 @@ def confirmation(source: Path) -> QuestionFile:
     pairs = question.pairs()
     needed = {question.baseline, *(name for arm in question.primary_arms() for name in (arm, pairs[arm]))}
     arms = {
-        arm: [_from_above(source, word) for word in own.overrides] for arm, own in record.arms.items() if arm in needed
+        arm: [_led(record, source, word) for word in own.overrides] for arm, own in record.arms.items() if arm in needed
     }
     shift = max(FRESH, 1 + max(record.seeds) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
@@ -196,17 +196,15 @@ def confirmation(source: Path) -> QuestionFile:
         "looks": [],
         "seeds": seeds,
         "first_fold": first_fold,
-        "overrides": [_from_above(source, word) for word in record.common()],
+        "overrides": [_led(record, source, word) for word in record.common()],
     }
 
 
-def _from_above(folder: Path, word: str) -> str:
+def _led(record: AblationRecord, source: Path, word: str) -> str:
     """Return an override whose path leads to the file that the ablation of a folder has read."""
     if (key := key_of(word)) not in PATHS or SEED in word:
         return word
-    path = str(values_of(word)[0])
-    found = str(from_above(folder, path))
-    return word if found == path else f"{key}={quoted(found)}"
+    return f"{key}={quoted(as_started(source, record.started_in, str(values_of(word)[0])))}"
 
 
 # --- the configurations of the arms

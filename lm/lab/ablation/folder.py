@@ -81,6 +81,7 @@ class AblationRecord:
     begun: str = ""
     changed: list[int] = field(default_factory=list)  # after how many results the design changed, at each change
     command: str = ""
+    started_in: str = ""  # the folder in which it was typed, from the folder of the ablation on
     machine: str = ""
     threads: int = 1
     workers: int = 1

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from lm.config import RunConfig, config_hash, foreign_classes
+from lm.config import RunConfig, change, config_hash, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import read_base
-from lm.lab.ablation.arms import Arm, Arms, build_arms, change, needs_gpu
+from lm.lab.ablation.arms import Arm, Arms, build_arms, needs_gpu
 from lm.lab.ablation.folder import (
     ENDED,
     PILOT,
@@ -256,6 +256,7 @@ def make_plan(
         begun=before.begun if before else now(),
         changed=_changes(question, arms, before, reader),
         command=command,
+        started_in=os.path.relpath(os.curdir, reader.folder),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         threads=threads,
         workers=config.workers or default_workers(threads, any(needs_gpu(arm.identity) for arm in arms.values())),

@@ -234,7 +234,7 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # not to be typed: the settings of train on this line
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "confirm")
+        expand_paths(self, "output_dir", "confirm")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require_choice("exit_code", self.exit_code, EXIT_CODES)
@@ -255,7 +255,7 @@ class ReportConfig:
     exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "run_dir", "rows")
+        expand_paths(self, "output_dir", "run_dir", "rows")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
         place = None if self.rows else self.output_dir  # else of the report
         if sum(value is not None for value in (place, self.run_dir, self.rows)) != 1:

@@ -64,7 +64,7 @@ def run(args: list[str]) -> int:
         ablation = to_dataclass(config, overrides, AblateConfig)
         codes.append(_answer(ablation, is_line))
 
-    run_hydra("ablate", AblateConfig, args, words, OWN | TRAIN, job)
+    run_hydra("ablate", AblateConfig, args, words, job)
     return max(codes)
 
 

@@ -25,7 +25,7 @@ class ExportConfig:
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "output_dir")
+        expand_paths(self, "run_dir", "output_dir")
         require_choice("format", self.format, EXPORT_DTYPES)
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])

@@ -28,7 +28,7 @@ class LookConfig:
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "run_dir", "folder")
+        expand_paths(self, "run_dir", "folder")
         require(self.port == 0 or 1024 <= self.port < 2**16, f"port={self.port}", "0, or 1024 to 65535")
         require_min(1, "", self, "threads")
 

@@ -28,7 +28,7 @@ class RunsConfig:
     csv: str | None = None  # file for the list as CSV; -: standard output
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "folder", "plot", "csv")
+        expand_paths(self, "folder", "plot", "csv")
         is_figure = self.plot is None or self.plot.endswith((".svg", ".png"))
         require(is_figure, f"plot={self.plot}", "a name that ends in .svg or .png")
 

@@ -46,8 +46,6 @@ def export_page(
     """
     settings = {key: getattr(net.config, key.removeprefix("model.")) for key in CARRIED}
     unknown = [f"{key}={value}" for key, value in settings.items() if value not in CARRIED[key]]
-    if not net.head.is_linear():
-        unknown.append(f"head.kind={net.head_config.kind}")
     if unknown:
         raise UserError(f"format=page: {unknown[0]}: the page has no code for it")
     script = "".join(map(render, ("model.js", "tokens.js", "model_page.js")))

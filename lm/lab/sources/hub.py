@@ -25,7 +25,7 @@ class Hub:
     def state(self) -> str:
         return json_sha256([self.config.path, self.config.name, self.config.split, self.commit])
 
-    def documents(self, max_bytes: int | None) -> Documents:
+    def documents(self) -> Documents:
         return documents_of(_hub_cells(self.config, self.commit, self.key), self.config)
 
 

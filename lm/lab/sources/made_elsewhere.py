@@ -35,7 +35,7 @@ class TokenFile:
     def state(self) -> str:
         return state_of({str(file.resolve()): file for file in self.files.values()})
 
-    def documents(self, max_bytes: int | None) -> Documents:
+    def documents(self) -> Documents:
         raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
 
 
@@ -63,7 +63,7 @@ def link(folder: Path, sources: list[Source], config: DataConfig, settings: Toke
     if not val_bytes:
         raise UserError(f"{paths[1]}: its tokens have no text; expected the tokens of the validation text")
     hashes = [*map(sha256, paths)]
-    meta = {"hash": json_sha256(hashes), "val_hash": hashes[1], "val_bytes": val_bytes, "overlap": None, "notes": []}
+    meta = {"hash": json_sha256(hashes), "val_hash": hashes[1], "val_bytes": val_bytes, "shared": 0.0, "notes": []}
     write_meta(folder, tokenizer, meta | _ngram(tokenizer, train, val, val_bytes / len(val)))
 
 

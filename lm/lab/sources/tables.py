@@ -33,7 +33,7 @@ class Table:
         # The extension decides how a file is read; its name is no part of the text.
         return state_of({f"{number}{extension(file)}": file for number, file in enumerate(self.files.values())})
 
-    def documents(self, max_bytes: int | None) -> Documents:
+    def documents(self) -> Documents:
         kind, number = self.config.source, itertools.count()
         for file in self.files.values():
             place = self.place if is_url(self.place) else str(file)
