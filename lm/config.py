@@ -650,16 +650,6 @@ def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in leaves.items() if key in keys}
 
 
-def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what a run is, as dotted keys, with its text and its tokenizer."""
-    groups, deciding = ("data.", "tokenizer.", "head."), deciding_settings(settings).keys()
-    return {
-        key: value
-        for key, value in flat(settings).items()
-        if key in deciding or (key.startswith(groups) and key != "data.cache_dir")
-    }
-
-
 def check_init(run: RunConfig) -> None:
     """Raise UserError if the settings of the run need an init_from and there is no init_from."""
     if run.init_from is not None:

@@ -211,7 +211,7 @@ def load_model(run_dir: str | Path, classes: Sequence[str] = ()) -> "tuple[Trans
 
     folder = model_folder(run_dir)
     settings = read_settings(folder)
-    check_classes(settings.model, [classes] if isinstance(classes, str) else classes)
+    check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")

@@ -76,6 +76,26 @@ def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog
     assert "has read this validation text" in caplog.text, "by the model before it"
 
 
+def test_a_larger_part_of_a_text_that_is_held_out_has_been_read(lab):
+    train_base(lab, 0)
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match="expected a model that has not read the validation text"):
+        lab.plan(start, "data.val_fraction=0.9", arms=ARMS)
+    lab.plan(start, "data.val_fraction=0.05", arms=ARMS)
+
+
+def test_a_file_of_a_folder_that_a_base_was_trained_on_has_been_read(lab):
+    texts = lab.root / "texts"
+    texts.mkdir()
+    for name in "ab":
+        (texts / name).write_text(f"{name} has its own text. " * 200)
+    train_base(lab, 0, f"data.path={texts}")
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match="expected a model that has not read the validation text"):
+        lab.plan(start, f"data.val_path={texts / 'b'}", arms=ARMS)
+    lab.plan(start, f"data.path={texts}", arms=ARMS)  # on the part that the base has not read
+
+
 @pytest.mark.slow
 def test_the_model_that_is_typed_replaces_those_of_the_question(lab):
     for seed in (0, 1):

@@ -35,7 +35,7 @@ from tests.helpers.ablation_folder import write_run_dir
 def place(tmp_path_factory):
     """A folder with texts, a run, and configurations of the user."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt"):
+    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt", "notes.yaml"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
@@ -127,6 +127,8 @@ MISTAKES = """
     report run_dir=absent -> absent/config.yaml: no such file
     report run_dir=. output_dir=. -> output_dir
     report rows=absent.csv -> rows=absent.csv: no such file
+    report my.txt -> output_dir=my.txt: holds no ablation.json
+    train my.txt run_dir=runs/young/inner -> run_dir=runs/young/inner: lies in the run
     ablate my.txt model.d_ff=64 -> head=tied,untied my.txt
     ablate ablation=smoke ablation.overrides=[seed=1] -> seed=1: expected no such setting
     ablate -m seed=1,2 -> -m
@@ -299,7 +301,12 @@ def test_the_commands_after_a_run_have_its_prompt_verbatim_and_show_no_secret(tm
     ):
         assert commands(*prompts)[0][-3:-1] == [f"run_dir={tmp_path}/lr=0.1", pasted]
     assert commands(model={"ffn": "mine.ReGLU"})[1][-1] == "classes=[mine.ReGLU]", "a pasted command may import it"
-    for path, is_shown in {"my.txt": True, "gone.txt": False, "https://me:pw@h/a.txt?sig=x": False}.items():
+    for path, is_shown in {
+        "my.txt": True,
+        "gone.txt": False,
+        "notes.yaml": False,
+        "https://me:pw@h/a.txt?sig=x": False,
+    }.items():
         assert any(path in words for words in commands(path=path)) == is_shown
 
 

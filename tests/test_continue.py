@@ -12,6 +12,8 @@ from conftest import TEXT, TINY_RUN
 from safetensors.torch import load_file
 
 from lm import load_model
+from lm.cli.arguments import hydra_words, kinds_of
+from lm.cli.compose import compose
 from lm.config import LoggerConfig, ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.paths import as_started
@@ -81,6 +83,13 @@ def test_the_same_command_continues_its_run_and_then_shows_it(run_dir, caplog):
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
 
 
+def test_a_text_that_has_moved_is_named_in_any_way(run_dir):
+    Path("t.txt").rename("moved.txt")
+    run = composed(f"run_dir={run_dir}", "data.path=moved.txt")
+    for words in (["data=text", "data.path=moved.txt", f"run_dir={run_dir}"], ["moved.txt", f"run_dir={run_dir}"]):
+        assert compose("train", hydra_words(words, kinds_of(RunConfig)), RunConfig) == run
+
+
 def edit(run_dir, new):
     """As a person does who has moved the text."""
     config = run_dir / "config.yaml"
@@ -132,6 +141,7 @@ MANY = ["seed=9", "head=tied", "data=text", "data.path=gone.txt", "checkpoint.re
         (NOTHING, ["trainer.max_steps=99"], r"trainer\.max_steps=20 there, trainer\.max_steps=99 now.*init_from"),
         (NOTHING, ["max_minutes=3"], r"trainer\.max_steps=20 there, max_minutes=3"),
         (NOTHING, ["max_tokens=999"], r"trainer\.max_steps=20 there, trainer\.max_steps=8 now"),
+        (NOTHING, ["checkpoint.best=true"], r"\(checkpoint\.best is False there, True now\)"),
         (NOTHING, ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (NOTHING, MANY, r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now"),
         (NOTHING, ["data.path=other.txt"], r"data\.path is .* there, other\.txt now"),

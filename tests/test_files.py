@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
 from conftest import ROOT, small_disk
@@ -49,15 +48,12 @@ def test_what_holds_something_else_is_named(tmp_path, read):
 
 
 def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path):
-    running, stopped = folders = [tmp_path / "cells" / name for name in ("running", "stopped")]
-    for folder in folders:
-        folder.mkdir(parents=True)
+    folders = [tmp_path / "runs", run := tmp_path / "runs/one"]
+    run.mkdir(parents=True)
     assert in_a_process(write_and_die, folders) == -signal.SIGKILL
-    (stopped / ".lock").touch()
-    with filelock.FileLock(tmp_path / ".lock"), filelock.FileLock(running / ".lock"):
-        remove_partial(tmp_path)
-    assert [path.parent for path in tmp_path.rglob(".partial-*-killed")] == [running]
-    remove_partial(running)
+    remove_partial(tmp_path)
+    assert [path.parent for path in tmp_path.rglob(".partial-*-killed")] == [run], "which has a lock of its own"
+    remove_partial(run)
     assert not [*tmp_path.rglob(".partial-*")]
 
 

@@ -16,6 +16,7 @@ from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
 from lm.model import Transformer
+from lm.model.size import flops_per_token
 from lm.model.user_class import check_classes, import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
@@ -163,6 +164,8 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
             import_class("model.norm", path)
     with pytest.raises(UserError, match=r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
         build(ffn="torch.nn.Linear")
+    with pytest.raises(UserError, match=r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
+        flops_per_token(build(linear="torch.nn.Bilinear"))
 
 
 def test_a_class_is_given_by_its_path():
@@ -200,4 +203,5 @@ def test_a_fault_of_a_class_names_the_arm_that_has_it(tmp_path, monkeypatch, com
     monkeypatch.syspath_prepend(tmp_path)
     words = ["model.ffn=swiglu,faulty.FFN", "t.txt", "experiment=none", "tokenizer=char", "plan_only=true"]
     code, _, said = command("ablate", *words)
-    assert (code, "ZeroDivisionError" in said, said.splitlines()[-1]) == (1, True, "ablation.arms.ffn-faulty.FFN")
+    line = "error: ablation.arms.ffn-faulty.FFN: model.ffn=faulty.FFN: ZeroDivisionError: division by zero"
+    assert (code, said.splitlines()[-1]) == (2, line)

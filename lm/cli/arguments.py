@@ -32,6 +32,7 @@ CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
 )
 # The folders of configs/ from which a command line chooses a file.
+CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
 GROUPS = ("ablation", "data", "experiment", "head", "logger", "model", "optim", "tokenizer", "trainer")
 HYDRA_FLAGS = {  # flag -> whether a value follows
     **dict.fromkeys(("-m", "--multirun", "--resolve", "-sc", "--shell-completion"), False),
@@ -202,6 +203,8 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
         return [*settings]
     if any(setting.startswith(f"{key}=") for setting in settings):
         raise UserError(f"{folders[0]}: is a second {key}; {key}=[A,B] names several")
+    if len(folders) > 1 and (split := next((folder for folder in folders if "," in folder), None)):
+        raise UserError(f"{split}: a name with a comma stands alone, without other folders")
     value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
     return [f"{key}={value}", *settings]
 
@@ -320,6 +323,8 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
     """
     decided = {"experiment", "model", "tokenizer", "optim", "init_from", "data.overfit_batches"}
     given = {key_of(override): _unquoted(override, is_sweep) for override in overrides}
+    if any(map(_loads, overrides)) and not {*given} & {*GROUPS} - CONTINUED:  # the run has its settings
+        return None
     if given.get("trainer") == ["overfit"]:  # the dropout of a recipe would keep the loss from falling to zero
         return None
     kind = given.get("data", [""])[0]

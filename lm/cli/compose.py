@@ -17,13 +17,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.arguments import CONFIGS, GROUPS, key_of, value_mistake
+from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
 from lm.config import CLASSES, TYPED_LENGTHS, RunConfig, build, literal
 from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
 from lm.system.files import is_run
 
-CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
 LOADED = "loaded"  # choice of a group whose content was read from a file: the model of init_from, or a question
 log = logging.getLogger(__name__)
 

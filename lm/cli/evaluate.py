@@ -217,8 +217,10 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
         return
     trained = build(DataConfig, run.settings()["data"])
     is_same_column = text.column == trained.column
-    is_same_file = is_same_column and bool(local_files_of(text) & local_files_of(trained))
-    digests = [state for state, _ in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
+    is_same_file = is_same_column and bool(
+        local_files_of(text.source, text.path) & local_files_of(trained.source, trained.path)
+    )
+    digests = [state for *_, state in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
     digests += [saved.get("states", {}).get("data.path")] * is_same_column
     was_read = local_states(text).get("data.path", "") in digests
     if was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold

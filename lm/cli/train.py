@@ -162,7 +162,7 @@ def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> It
 
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
-    run = [] if newest_run(Path("runs")) == path else [f"run_dir={path}" if "=" in str(path) else str(path)]
+    run = [] if newest_run(Path("runs")) == path else [f"run_dir={path}" if re.match("-|.*=", str(path)) else str(path)]
     classes = consent(flat(dict(config)))
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
@@ -170,6 +170,7 @@ def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, An
     yield command_line("look", *run, *classes)
     source, text = config["data"]["source"], config["data"]["path"] or ""
     is_usual = not text or (source == kind_of(text) == "text" and is_text(text) and not _is_short(text))
+    is_usual = is_usual and not text.endswith((".yaml", ".yml"))  # which is a question for ablate
     if source in ("stdlib", "text") and is_usual and not config["init_from"] and without_secrets(text) == text:
         yield command_line("ablate", "head=tied,untied", *filter(None, [text]))
 

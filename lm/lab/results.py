@@ -115,7 +115,7 @@ def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
     top = Path(os.path.expanduser(folder))
     places = folders_with([RECORD], top) if top.is_dir() else {}
     if needed and not places:
-        reason = f"holds no {RECORD}" if top.is_dir() else "no such folder"
+        reason = f"holds no {RECORD}" if top.is_dir() else "is a file" if top.exists() else "no such folder"
         raise UserError(f"folder={folder}: {reason}; expected a folder that holds an ablation")
     return {name: read_results(place) for name, place in places.items()}
 

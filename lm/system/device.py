@@ -64,12 +64,6 @@ def count_threads(threads: int | None) -> int:
     return min(int(text), cores()) if text else cores()
 
 
-def busy() -> str:
-    """Return a clause that says that other programs share the cores, or an empty text."""
-    load = os.getloadavg()[0]
-    return f", while it was busy (a load of {load:.0f} on {cores()} cores)" if load > cores() + 1 else ""
-
-
 def set_threads(threads: int | None) -> int:
     """Let torch use `count_threads(threads)` threads. Return this number.
 

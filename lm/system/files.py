@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -86,28 +85,13 @@ def rename_folder(scratch: Path, folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the temporary files that killed processes left in a folder. The caller holds the lock of the folder.
+    """Delete the temporary files that killed processes left in a folder and in the folders below, such as model/.
 
-    Leave the files in a folder below, such as the folder of a run, if a process holds the lock of that folder.
+    The caller holds the lock of the folder. The runs of an ablation, which have locks of their own, lie deeper.
     """
-    for path in folder.rglob(f"{PARTIAL}*"):
-        below = path.relative_to(folder).parents
-        if not any(is_locked(folder / parent) for parent in below if parent != Path()):
-            with suppress(OSError):  # the file may be renamed by now
-                path.unlink()
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a process works in the folder of a run or of an ablation, and so holds the lock of the folder.
-
-    The kernel releases the lock when the process ends.
-    """
-    with suppress(OSError), open(folder / LOCK, "r+b") as file:  # there is no lock, or the file system has no locks
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    for path in (*folder.glob(f"{PARTIAL}*"), *folder.glob(f"*/{PARTIAL}*")):
+        with suppress(OSError):  # the file may be renamed by now
+            path.unlink()
 
 
 def sync_files(paths: Iterable[Path]) -> None:

@@ -17,10 +17,8 @@ from tqdm import tqdm
 
 from lm.errors import without_secrets
 
-NO_VALUE = "-"
 # Format characters that show a text in another order, or hide it: embeddings, overrides, isolates, tags.
 STEERING = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-LONG = 12  # number of digits that nobody reads any more
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -96,22 +94,6 @@ def to_override_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(to_override_value, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
-
-
-def signed(value: float | None, digits: int) -> str:
-    """Return a difference with its sign and so many decimals.
-
-    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
-    ('+0.012', '+0.000', '-', '+1e-20')
-    """
-    return fixed(value, digits, "+z")
-
-
-def fixed(value: float | None, digits: int, sign: str = "") -> str:
-    """Return a number with so many decimals, or with an exponent if the decimals are many or the number is long."""
-    if value is None or value != value:  # pandas has NaN for a missing value
-        return NO_VALUE
-    return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def duration(seconds: float) -> str:

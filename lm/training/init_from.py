@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, RunConfig, foreign_classes
-from lm.data.sources import local_states
+from lm.config import TIED_MATRICES, DataConfig, RunConfig, build, foreign_classes
+from lm.data.sources import local_files_of, local_states
 from lm.data.tokens import TextData
 from lm.errors import UserError, reading
 from lm.folder import Base, load_model, read_base
@@ -17,6 +17,7 @@ from lm.model.transformer import Transformer
 from lm.scoring import validate
 from lm.system.files import is_run, read_yaml
 from lm.system.terminal import is_first_process
+from lm.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -60,30 +61,32 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
-    """Return whether a model was trained on the file that scores this run, with another part of it held out.
+    """Return whether a model was trained on text that scores this run: on a part of the same source, or on files of it.
 
-    The models that the model started from count too.
+    Parts of the same source are known for the models that the model started from too.
     """
-    scored = local_states(run.data).get("data.val_path" if run.data.val_path else "data.path")
-    return any(state is not None and state == scored and own != data.hash for state, own in _texts_of(base))
+    texts = _texts_of(base)
+    state = local_states(run.data).get("data.val_path" if run.data.val_path else "data.path")
+    if splits := [split for *split, read in texts if read == state is not None]:
+        return any(own != data.hash or run.data.val_fraction > fraction for fraction, own in splits)
+    if not texts:
+        return False
+    trained = build(DataConfig, RunDirectory(base.folder.parent).settings()["data"])
+    scored = local_files_of(run.data.source, run.data.val_path or run.data.path)
+    return bool(scored & local_files_of(trained.source, trained.path))
 
 
-def _texts_of(base: Base) -> list[list[str | None]]:
-    """Return, for a model and each model before it, the digest of its training text and the hash of text and split."""
+def _texts_of(base: Base) -> list[list[Any]]:
+    """Return the training text of a model and of each model before it: val_fraction, hash and digest of the source.
+
+    The hash is of the text, and of the split if val_fraction alone does not decide the split.
+    """
     if not is_run(base.folder.parent):
         return []
     with reading(path := base.folder.parent / "config.yaml"):
         trained = read_yaml(path)
         before = (trained.get("init_record") or {}).get("texts", [])
-        return [*before, [trained.get("states", {}).get("data.path"), trained["data_hash"]]]
-
-
-def check_start(run: RunConfig, vocab_size: int, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise UserError if a run cannot start from such a model. Check on the meta device, without weights."""
-    with torch.device("meta"):
-        loaded = Transformer(model, head, vocab_size=vocab_size, seq_len=seq_len)
-        net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
-    copy_weights(net, loaded, run.init_tied_matrix)
+        return [*before, [trained["data"]["val_fraction"], trained["data_hash"], trained["states"].get("data.path")]]
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

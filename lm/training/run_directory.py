@@ -109,8 +109,11 @@ class RunDirectory:
             lock.release()
 
     def check_is_run(self) -> None:
-        """Raise UserError if the folder holds something else than a run."""
-        names = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(PARTIAL)]
+        """Raise UserError if the folder holds something else than a run, or lies in a run, where no list finds it."""
+        if outer := next((folder for folder in self.path.absolute().parents if is_run(folder)), None):
+            raise UserError(f"run_dir={self.path}: lies in the run {outer}; choose another directory")
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        names = [name for name in names if name != LOCK and not name.startswith(PARTIAL)]
         if names and not is_run(self.path):
             raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
 
@@ -161,6 +164,7 @@ class RunDirectory:
         before["length"], now["length"] = length_of(before | saved["requested"]), length_of(now)
         if {*keys} <= {*HASHES}:
             keys = _differing_in_text(before, now) or keys
+        keys = [key for key in keys if before.get(key) != now.get(key)] or keys  # without settings that go with another
         lines = [f"{key} is {before.get(key)!s:.40} there, {now.get(key)!s:.40} now" for key in keys]
         if keys == ["length"]:
             has_model = (self.model / "model.safetensors").exists()

@@ -85,7 +85,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     # Before the text is read, which may take minutes. `setup` asks again, with the hash of the text.
     if directory and directory.has_begun():
         directory.check_same_run(run, {})
-    elif directory and directory.path.is_dir():
+    elif directory:
         directory.check_is_run()
     data = data or prepare(run.data, run.tokenizer)
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}

@@ -1,5 +1,6 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
+import os
 import sys
 import time
 from collections import Counter
@@ -38,7 +39,7 @@ from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import Results, results_of
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
-from lm.system.device import busy
+from lm.system.device import cores
 from lm.system.terminal import duration, format_table, printable
 
 REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
@@ -140,8 +141,14 @@ def plan_table(plan: Plan, step: Step, results: Results) -> str:
         lines += [f"{unused} finished run{'s' * (unused > 1)} in this folder no longer count: {reason}"]
     lines += [*map(str, plan_warnings(record)), _power(results)]
     time = duration(seconds_to_go(plan, step))
-    lines += [f"about {time} to go, as measured on this machine{busy()}; the results go to {plan.reader.folder}"]
+    lines += [f"about {time} to go, as measured on this machine{_busy()}; the results go to {plan.reader.folder}"]
     return printable("\n".join(lines))
+
+
+def _busy() -> str:
+    """Return a clause that says that other programs share the cores, or an empty text."""
+    load = os.getloadavg()[0]
+    return f", while it was busy (a load of {load:.0f} on {cores()} cores)" if load > cores() + 1 else ""
 
 
 def _power(results: Results) -> str:

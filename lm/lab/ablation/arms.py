@@ -23,7 +23,7 @@ from lm.model.transformer import Transformer
 from lm.model.user_class import sources_of
 from lm.system.code import code_identity
 from lm.system.files import sha256
-from lm.training.init_from import check_start, has_read_validation_text
+from lm.training.init_from import copy_weights, has_read_validation_text
 from lm.training.resolve import build_model, check_buffers, resolve, step_timer, with_steps
 from lm.training.result import cost_of
 
@@ -166,7 +166,10 @@ def _check_base(arm: Arm, init_from: str) -> None:
     for key, value in asdict(loaded.model).items():
         own = getattr(arm.run.model, key)
         require(base.accepts(key, own), setting, f"model.{key}={own}, as other models of this arm have, not {value}")
-    check_start(arm.run, arm.vocab_size, loaded.model, loaded.head, loaded.seq_len)
+    with torch.device("meta"):  # without weights
+        net = Transformer(loaded.model, loaded.head, vocab_size=arm.vocab_size, seq_len=loaded.seq_len)
+        own_net = Transformer(arm.run.model, arm.run.head, vocab_size=arm.vocab_size, seq_len=arm.run.data.seq_len)
+    copy_weights(own_net, net, arm.run.init_tied_matrix)
     expected = "a model that has not read the validation text; data.val_path=FILE names another text"
     require(not has_read_validation_text(base, arm.run, arm.texts[0]), setting, expected)
 

@@ -19,10 +19,11 @@ import filelock
 import pandas as pd
 
 from lm.cli.arguments import GROUPS, PATHS, key_of
-from lm.config import RunConfig, build, deciding_settings, described_settings
+from lm.config import RunConfig, build, deciding_settings
 from lm.errors import UserError, reading, without_secrets
 from lm.folder import read_result
 from lm.lab.ablation.question import SEED, AblateConfig, Question
+from lm.lab.runs.find import described_settings
 from lm.system.files import LOCK, json_sha256, read_csv, read_json, remove_partial, write_json, write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
@@ -148,7 +149,7 @@ def read_record(folder: Path, key: str = "output_dir") -> AblationRecord:
     try:
         with reading(folder / FILE):
             return build(AblationRecord, read_json(folder / FILE))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{key}={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 
 

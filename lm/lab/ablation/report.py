@@ -3,12 +3,15 @@
 `describe` makes one dict of the results. The page, the Markdown and the JSON are views of it.
 """
 
+import fcntl
 import json
 import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -22,9 +25,9 @@ from lm.lab.ablation.sentence import how_many, margin_in_words, percent
 from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
-from lm.lab.report.pages import render
-from lm.system.files import is_locked, write_text
-from lm.system.terminal import duration, format_table, printable, signed
+from lm.lab.report.pages import render, signed
+from lm.system.files import LOCK, write_text
+from lm.system.terminal import duration, format_table, printable
 
 SCHEMA_VERSION = 2  # of report.json
 ALT = {  # what is read aloud in place of a figure
@@ -83,7 +86,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "basis": dict(_basis(results)),
         "is_running": is_running,
-        "is_refreshed": is_running and is_locked(results.folder),  # a process makes runs, and writes the page again
+        "is_refreshed": is_running and _is_locked(results.folder),  # a process makes runs, and writes the page again
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
         "unit": results.unit,
         "metric_name": METRICS[question.metric].words,
@@ -281,3 +284,16 @@ def comparison_table(results: Results) -> str:
 def report_json(results: Results) -> dict[str, Any]:
     """Return the content of report.json."""
     return dict(plain(describe(results, report_warnings(results))))
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return whether a process works in the folder of a run or of an ablation, and so holds the lock of the folder.
+
+    The kernel releases the lock when the process ends.
+    """
+    with suppress(OSError), open(folder / LOCK, "r+b") as file:  # there is no lock, or the file system has no locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

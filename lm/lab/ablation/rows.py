@@ -31,7 +31,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         raise UserError(f"rows={path}: no such file; expected a CSV file with the columns {', '.join(KINDS)}")
     with reading(path, "CSV in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, skipinitialspace=True, strict=True)
-        names = [name.strip() for name in next(lines, [])]
+        names = [name.strip() for name in next(filter(None, lines), [])]
         if len(names) == 1 and ";" in names[0]:
             raise UserError("its fields end in semicolons; expected commas, and a point in decimals")
         rows = {f"line {lines.line_num}": fields for fields in lines if fields}

@@ -8,7 +8,7 @@ from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast, decimals, interval, sides
 from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, RUN_METRICS, Question
 from lm.lab.ablation.tuning import LADDER
-from lm.system.terminal import fixed, signed
+from lm.lab.report.pages import fixed, signed
 
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
 RATES = {"optim.lr", "optim.adam_lr", "optim.lr_scale"}  # arms that differ in these need no word about tuning

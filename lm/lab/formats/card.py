@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from lm.config import described_settings, flat
+from lm.config import flat
 from lm.data.ngram import ngram_figure
 from lm.errors import without_secrets
 from lm.lab.report.pages import render
+from lm.lab.runs.find import described_settings
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.system.files import write_text

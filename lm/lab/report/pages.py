@@ -14,10 +14,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lm.system.terminal import NO_VALUE, fixed, printable, signed
+from lm.system.terminal import printable
 
 LAB = Path(__file__).parents[1]
 NBSP = "\N{NO-BREAK SPACE}"
+NO_VALUE = "-"
+LONG = 12  # number of digits that nobody reads any more
 
 
 def render(template: str, **context: Any) -> str:
@@ -69,6 +71,22 @@ def grouped(value: float | None) -> str:
 
 def p_value(p: float | None) -> str:
     return NO_VALUE if p is None or p != p else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def signed(value: float | None, digits: int) -> str:
+    """Return a difference with its sign and so many decimals.
+
+    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3), signed(1e-20, 22)
+    ('+0.012', '+0.000', '-', '+1e-20')
+    """
+    return fixed(value, digits, "+z")
+
+
+def fixed(value: float | None, digits: int, sign: str = "") -> str:
+    """Return a number with so many decimals, or with an exponent if the decimals are many or the number is long."""
+    if value is None or value != value:  # pandas has NaN for a missing value
+        return NO_VALUE
+    return format(value, f"{sign}.{digits}f" if digits < LONG and abs(value) < 10**LONG else f"{sign}.4g")
 
 
 def md(text: Any) -> str:

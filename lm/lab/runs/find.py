@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.config import described_settings, flat
+from lm.config import deciding_settings, flat
 from lm.errors import UserError, without_secrets
 from lm.folder import read_result
 from lm.training.run_directory import RunDirectory, read_rows
@@ -64,6 +64,16 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
             folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
         below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
     return folders
+
+
+def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what a run is, as dotted keys, with its text and its tokenizer."""
+    groups, deciding = ("data.", "tokenizer.", "head."), deciding_settings(settings).keys()
+    return {
+        key: value
+        for key, value in flat(settings).items()
+        if key in deciding or (key.startswith(groups) and key != "data.cache_dir")
+    }
 
 
 def read_run(path: Path, name: str) -> FoundRun:

@@ -10,13 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.cli.train import score_table
-from lm.config import consent, described_settings, flat
+from lm.config import consent, flat
 from lm.errors import UserError
 from lm.folder import read_result
 from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.lab.report.pages import render
 from lm.lab.runs.curves import curve, read_curves, tail
-from lm.lab.runs.find import FoundRun, read_run
+from lm.lab.runs.find import FoundRun, described_settings, read_run
 from lm.system.files import write_text
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_samples
