@@ -243,7 +243,7 @@ def test_the_page_of_a_run(text_file, tmp_path, capsys):
         *("after 4 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
         f"python -m lm generate 'run_dir={run_dir}'",
         result["data_hash"][:16],
-        "step 4, the best that was validated; 9.5000 after the last step",
+        "4 (the last step has 9.5000 nats)",
     ):
         assert words in page.text
     (settings,) = (table for table in page.tables if table[0] == ["setting", "value", "default"])
