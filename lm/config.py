@@ -13,9 +13,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -305,7 +305,7 @@ class DataConfig:
             value = getattr(self, key)
             if value == "":
                 raise UserError(f"data.{key}: is empty")
-            if value != default_of(DataConfig, key) and self.source not in sources:
+            if value != fields_of(DataConfig)[key].default and self.source not in sources:
                 kinds = " or ".join(sources)
                 raise UserError(f"data.{key}={value}: is for data={kinds}, not data.source={self.source}")
         if None not in (self.separator, self.sha256, self.max_bytes):
@@ -315,7 +315,7 @@ class DataConfig:
                 continue
             require(value != train, f"data.{key}={value}", "another text than the training text")
             for unused in ("val_fraction", "val_max_bytes", "fold"):
-                if (given := getattr(self, unused)) != default_of(DataConfig, unused):
+                if (given := getattr(self, unused)) != fields_of(DataConfig)[unused].default:
                     raise UserError(f"data.{unused}={given}: nothing is held out beside data.{key}={value}")
         if self.fold is not None:
             require(self.n_folds > 1, f"data.val_fraction={self.val_fraction}", "2/3 or less with data.fold")
@@ -619,17 +619,21 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _deciding_keys(schema: Any, prefix: str = "") -> set[str]:
-    keys = set[str]()
+def fields_of(schema: Any, prefix: str = "") -> dict[str, Field[Any]]:
+    """Return the fields of a dataclass by their dotted keys, the groups as well as what they hold."""
+    found: dict[str, Field[Any]] = {}
     for item in fields(schema):
-        if is_dataclass(item.type):
-            keys |= _deciding_keys(item.type, f"{prefix}{item.name}.")
-        elif item.metadata.get("hashed", True):
-            keys.add(prefix + item.name)
-    return keys
+        found[prefix + item.name] = item
+        for group in filter(is_dataclass, (item.type, *get_args(item.type))):
+            found |= fields_of(group, f"{prefix}{item.name}.")
+    return found
 
 
-DECIDING = frozenset(_deciding_keys(RunConfig))
+DECIDING = {
+    key
+    for key, item in fields_of(RunConfig).items()
+    if item.metadata.get("hashed", True) and not is_dataclass(item.type)
+}
 
 
 def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -662,10 +666,10 @@ def check_init(run: RunConfig) -> None:
 
 
 def requested_settings(run: RunConfig) -> dict[str, Any]:
-    """Return the requested settings of a run, nested, with max_tokens as steps."""
-    settings = asdict(run)
+    """Return the requested settings of a run, by dotted keys, with max_tokens as steps."""
+    settings = flat(asdict(run))
     if run.max_tokens is not None:
-        settings["trainer"]["max_steps"], settings["max_tokens"] = run.steps, None
+        settings["trainer.max_steps"], settings["max_tokens"] = run.steps, None
     return settings
 
 
@@ -711,11 +715,6 @@ def _agrees(key: str, before: dict[str, Any], now: dict[str, Any], requested: di
 
 
 # --- dataclasses from files
-
-
-def default_of(schema: Any, key: str) -> Any:
-    """Return the default of a field of a dataclass."""
-    return next(item.default for item in fields(schema) if item.name == key)
 
 
 def literal(value: Any) -> Any:

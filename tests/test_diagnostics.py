@@ -115,21 +115,12 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(text_file, tmp_path):
 
 
 def test_gradients_are_measured_before_they_are_clipped(text_file, tmp_path):
-    """The share of clipped steps equals a count by hand."""
-    folder = measured_run(text_file, tmp_path / "clipped", 6, gradient_clip_val=1.5)
-    norms = column(folder, "train/grad_norm")
-    assert measures(folder, "step") == [6, 12, 18, 20]
-    assert measures(folder, "tokens") == [step * 4 * 32 for step in (6, 12, 18, 20)]
-    spans = [norms[0:6], norms[6:12], norms[12:18], norms[18:20]]
-    by_hand = [sum(norm > 1.5 for norm in span) / len(span) for span in spans]
-    assert measures(folder, "clip_rate") == by_hand
-    assert 0 < sum(by_hand) < 4
     (clipped,), (free,) = (
         rows(measured_run(text_file, tmp_path / str(limit), 1, gradient_clip_val=limit, max_steps=1), "diagnostics")
         for limit in (0.01, None)
     )
     assert [clipped[name] for name in GRADIENTS] == [free[name] for name in GRADIENTS]
-    assert (clipped["clip_rate"], free["clip_rate"]) == ("1.0", "0.0")
+    assert clipped["tokens"] == free["tokens"] == str(4 * 32)
 
 
 def test_losses_and_norms_by_band_match_the_saved_model(text_file, tmp_path):

@@ -233,7 +233,7 @@ def test_an_experiment_from_download_to_evaluation(server, command, tmp_path, mo
     commit = server.commit("roneneldan/TinyStories", files)
     code, _, error = command("train", "experiment=tinystories", "data.revision=null", *small)
     assert code == 0, error
-    assert "100.0 % of the places looked at in the validation text stand in the training text too; 40 of 40" in error
+    assert "100.0 % of the validation text stands in the training text too" in error
     result = json.loads((tmp_path / "r/result.json").read_text())
     assert result["data_revision"] == commit
     server.commit("roneneldan/TinyStories", files | {"data/validation-0.parquet": hub.shard(["another"])})

@@ -21,8 +21,8 @@ from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.huggingface import SYNONYMS, export
-from lm.lab.lora import merged
 from lm.model.linear import is_adapter
+from lm.training.train import merged
 from tests.helpers.models import LLAMA, assert_same_model, equal, exported, noisy, random_tokens
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["the quick brown fox\n"])

@@ -13,10 +13,10 @@ from lm.errors import UserError
 from lm.folder import load_model
 from lm.lab.formats.adapter import save_adapter
 from lm.lab.formats.huggingface import export
-from lm.lab.lora import LoRALinear, merged
+from lm.lab.lora import LoRALinear
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
-from lm.training.train import train
+from lm.training.train import merged, train
 from tests.helpers.models import assert_same_model, equal, random_tokens, weights
 from tests.helpers.runs import MODEL, at_home, composed, outcome, result, stop
 from tests.helpers.scores import evaluate_run

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli import command_line
-from lm.config import RECIPES, TYPED_LENGTHS, DataConfig, literal, recipe_of
+from lm.config import RECIPES, TYPED_LENGTHS, DataConfig, fields_of, literal, recipe_of
 from lm.data.paths import is_url, kind_of, matches
 from lm.data.sources import text_size
 from lm.errors import UserError, first_line
@@ -73,14 +73,9 @@ Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
 log = logging.getLogger(__name__)
 
 
-def kinds_of(schema: Any, prefix: str = "") -> Kinds:
+def kinds_of(schema: Any) -> Kinds:
     """Return the types of the settings of a dataclass, of groups as well as of what they hold."""
-    kinds: Kinds = {}
-    for item in fields(schema):
-        kinds[prefix + item.name] = item.type
-        for kind in filter(is_dataclass, (item.type, *get_args(item.type))):
-            kinds |= kinds_of(kind, f"{prefix}{item.name}.")
-    return kinds
+    return {key: item.type for key, item in fields_of(schema).items()}
 
 
 def key_of(override: str) -> str:

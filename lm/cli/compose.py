@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
-from lm.config import CLASSES, TYPED_LENGTHS, RunConfig, build, literal
+from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, foreign_classes, literal
 from lm.errors import UserError, error_prefix
 from lm.folder import read_base
 from lm.system.files import is_run
@@ -166,7 +166,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
     config = hydra.compose("train", [*chosen, *overrides])  # again, from the loaded groups on
     with error_prefix(f"init_from={path}"):
-        _check_consent(model, keys)
+        _check_consent(base.settings.model, keys)
     differing = {f"model.{key}": value for key, value in model.items() if not base.accepts(key, config.model[key])}
     for key, value in tokenizer.items():
         if config.tokenizer[key] not in (value, base.made_by.get(key)):
@@ -187,11 +187,10 @@ def _typed_cause(key: str, typed: Sequence[str]) -> str:
     return next((cause for cause in (key, key.partition(".")[0], "experiment") if cause in typed), key)
 
 
-def _check_consent(model: Mapping[str, Any], keys: Sequence[str]) -> None:
+def _check_consent(model: ModelConfig, keys: Sequence[str]) -> None:
     """Raise UserError if a loaded model names a class of the user that is not among the typed settings."""
-    for key, built_in in CLASSES.items():
-        cls = model[key.removeprefix("model.")]
-        if cls not in built_in and key not in keys:
+    for key, cls in foreign_classes(model).items():
+        if key not in keys:
             raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
 
 

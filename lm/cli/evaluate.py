@@ -34,7 +34,7 @@ from lm.cli.arguments import (
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import DataConfig, RunConfig, build, default_of
+from lm.config import SOURCE_SETTINGS, DataConfig, RunConfig, fields_of
 from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
@@ -42,8 +42,7 @@ from lm.registry import from_lab
 from lm.system.terminal import format_table
 
 # Settings of data that say which text is read. All other settings of data are for training.
-TEXT_SETTINGS = {"source", "path", "sha256", "name", "revision", "split", "separator", "column", "rows"}
-TEXT_SETTINGS |= {"max_bytes", "cache_dir"}
+TEXT_SETTINGS = {"source", "path", "cache_dir", *SOURCE_SETTINGS} - {"val_path", "val_split"}
 HIDDEN = {f"data.{item.name}" for item in fields(DataConfig) if item.name not in TEXT_SETTINGS}  # from --help
 Rows = list[tuple[str, ...]]
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class EvaluateConfig:
         expand_paths(self, "run_dir", "texts")
         if self.data is not None:
             for key, value in asdict(self.data).items():
-                if key not in TEXT_SETTINGS and value != default_of(DataConfig, key):
+                if key not in TEXT_SETTINGS and value != fields_of(DataConfig)[key].default:
                     raise UserError(f"data.{key}={value}: is for training")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
@@ -213,19 +212,13 @@ def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> N
     from lm.training.run_directory import RunDirectory
 
     run = RunDirectory(run_dir)
-    if not (saved := run.read_config()):
+    texts = run.texts_read()
+    if not texts or text.column != (trained := run.text()).column:
         return
-    trained = build(DataConfig, run.settings()["data"])
-    is_same_column = text.column == trained.column
-    is_same_file = is_same_column and bool(
-        local_files_of(text.source, text.path) & local_files_of(trained.source, trained.path)
-    )
-    digests = [state for *_, state in (saved.get("init_record") or {}).get("texts", [])]  # of what the run started from
-    digests += [saved.get("states", {}).get("data.path")] * is_same_column
-    was_read = local_states(text).get("data.path", "") in digests
-    if was_read or saved["data_hash"] == text_hash:  # the hash differs under another fold
+    digest = local_states(text).get("data.path", "")
+    if any(text_hash == own or digest == read for _, own, read in texts):  # the hash differs under another fold
         log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
-    elif is_same_file:
+    elif local_files_of(text) & local_files_of(trained):
         log.warning("%s: run_dir=%s was trained on most of its files, and this is one of them", text.path, run_dir)
 
 

@@ -185,12 +185,12 @@ def text_of_run(run_dir: Path, content: Mapping[str, Any]) -> DataConfig:
     return replace(config, **places)
 
 
-def local_files_of(source: str, path: str | None) -> set[Path]:
+def local_files_of(config: DataConfig) -> set[Path]:
     """Return the files of this machine that a text has, under one name each; none where it is gone."""
-    if not path or source == "hub" or is_url(path):
+    if not config.path or config.source == "hub" or is_url(config.path):
         return set()
     with suppress(OSError, UserError):
-        return {file.resolve() for file in local_files(path).values()}
+        return {file.resolve() for file in local_files(config.path).values()}
     return set()
 
 

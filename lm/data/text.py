@@ -67,7 +67,7 @@ class Text:
         return replace(self, hash=text_hash, records=np.array([(self.size, 0)], RECORD))
 
     def whole(self) -> "Part":
-        return Part(self, np.arange(len(self.records)), self.spans)
+        return Part(self, self.spans)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -75,7 +75,6 @@ class Part:
     """Some documents of a text. A document that the split cuts has pieces in both parts."""
 
     text: Text
-    documents: np.ndarray  # (n,) indices
     spans: np.ndarray  # (n, 2) the bytes of the text where each document begins and ends
 
     @property
@@ -151,7 +150,7 @@ def split(
     hold_out = _characters_of_one if len(text.records) == 1 else _documents_by_hash
     held_out, change, unsuitable = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
     rest = np.stack([text.spans[:, 0], held_out[:, 0], held_out[:, 1], text.spans[:, 1]], axis=1).reshape(-1, 2)
-    train, val = _part(text, rest), _part(text, held_out)
+    train, val = (Part(text, pieces[pieces[:, 0] < pieces[:, 1]]) for pieces in (rest, held_out))  # no empty pieces
     if fold is not None and not (train.n_bytes and val.n_bytes):
         raise UserError(f"data.fold={fold}: leaves no text for training or validation; choose another fold")
     return train, val, derived(text.hash, change) if change else text.hash, unsuitable
@@ -216,13 +215,6 @@ def _documents_by_hash(
     return held_out, change, unsuitable
 
 
-def _part(text: Text, pieces: np.ndarray) -> Part:
-    """Return the part of some pieces (m, 2), in order, equally many of each document. Leave out empty pieces."""
-    documents = np.repeat(np.arange(len(text.records)), len(pieces) // len(text.records))
-    is_text = pieces[:, 0] < pieces[:, 1]
-    return Part(text, documents[is_text], pieces[is_text])
-
-
 def _characters(path: Path, start: int, n_bytes: int) -> np.ndarray:
     """Return where the characters begin in some bytes of a file of UTF-8, (n,)."""
     return start + np.flatnonzero(np.fromfile(path, np.int8, n_bytes, offset=start) >= -64)
@@ -244,7 +236,7 @@ def _place_of(text: Text, share: float) -> int:
 
 def overlap(train: Part, val: Part) -> float:
     """Return what share of the validation part, in bytes, is training documents as well."""
-    known, own = (np.fromiter(_digests(part), np.uint64, len(part.documents)) for part in (train, val))
+    known, own = (np.fromiter(_digests(part), np.uint64) for part in (train, val))
     sizes = val.spans[:, 1] - val.spans[:, 0]
     return float(sizes[np.isin(own, known)].sum() / sizes.sum())
 

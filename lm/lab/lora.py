@@ -42,12 +42,10 @@ class _ZeroLinear(Linear):
 
 @torch.no_grad()
 def merged(net: Transformer) -> Transformer:
-    """Return a model of plain projections that computes the same. A model without adapters is returned itself.
+    """Return a model of plain projections that computes the same.
 
     What has no adapter is shared with `net`, not copied.
     """
-    if not net.config.adapted:
-        return net
     weights = {name: tensor for name, tensor in net.state_dict().items() if not is_adapter(name)}
     for name, module in net.named_modules():
         if isinstance(module, LoRALinear):

@@ -2,20 +2,19 @@
 
 import logging
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from lm.config import TIED_MATRICES, DataConfig, RunConfig, build, foreign_classes
+from lm.config import TIED_MATRICES, RunConfig, foreign_classes
 from lm.data.sources import local_files_of, local_states
 from lm.data.tokens import TextData
-from lm.errors import UserError, reading
+from lm.errors import UserError
 from lm.folder import Base, load_model, read_base
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
-from lm.system.files import is_run, read_yaml
 from lm.system.terminal import is_first_process
 from lm.training.run_directory import RunDirectory
 
@@ -45,7 +44,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     if has_read_validation_text(base, run, data):
         log.warning("init_from=%s has read this validation text, so its score is too good", run.init_from)
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
-    record |= {"steps": base.steps, "tokens": base.tokens, "texts": _texts_of(base)}
+    record |= {"steps": base.steps, "tokens": base.tokens, "texts": RunDirectory(base.folder.parent).texts_read()}
     if not is_first_process(run.trainer.world_size):
         return record
 
@@ -65,28 +64,13 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
 
     Parts of the same source are known for the models that the model started from too.
     """
-    texts = _texts_of(base)
-    state = local_states(run.data).get("data.val_path" if run.data.val_path else "data.path")
+    directory, own = RunDirectory(base.folder.parent), run.data
+    texts = directory.texts_read()
+    state = local_states(own).get("data.val_path" if own.val_path else "data.path")
     if splits := [split for *split, read in texts if read == state is not None]:
-        return any(own != data.hash or run.data.val_fraction > fraction for fraction, own in splits)
-    if not texts:
-        return False
-    trained = build(DataConfig, RunDirectory(base.folder.parent).settings()["data"])
-    scored = local_files_of(run.data.source, run.data.val_path or run.data.path)
-    return bool(scored & local_files_of(trained.source, trained.path))
-
-
-def _texts_of(base: Base) -> list[list[Any]]:
-    """Return the training text of a model and of each model before it: val_fraction, hash and digest of the source.
-
-    The hash is of the text, and of the split if val_fraction alone does not decide the split.
-    """
-    if not is_run(base.folder.parent):
-        return []
-    with reading(path := base.folder.parent / "config.yaml"):
-        trained = read_yaml(path)
-        before = (trained.get("init_record") or {}).get("texts", [])
-        return [*before, [trained["data"]["val_fraction"], trained["data_hash"], trained["states"].get("data.path")]]
+        return any(split_hash != data.hash or own.val_fraction > fraction for fraction, split_hash in splits)
+    scored = replace(own, path=own.val_path or own.path, val_path=None)
+    return bool(texts and local_files_of(scored) & local_files_of(directory.text()))
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

@@ -3,7 +3,6 @@
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -90,14 +89,14 @@ def check_buffers(net: Transformer) -> None:
             raise UserError(f"{named}: no file holds the buffer {name}; register it with persistent=True")
 
 
-def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[], float]:
-    """Return a function that makes an optimizer step on random tokens and returns its seconds.
+def seconds_per_step(run: RunConfig, data: TextData) -> float:
+    """Return the median seconds of TIMED_STEPS optimizer steps of a resolved run on random tokens, after a warm-up.
 
-    The step trains a new model of a resolved run. The seconds include the share of the validations of
-    this step: a forward pass of a validation counts as a third of a step.
+    The steps train a new model. The seconds include the share of the validations of a step: a forward pass of a
+    validation counts as a third of a step.
     """
     device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
-    n_micro = run.trainer.accumulate_grad_batches
+    n_micro, vocab_size = run.trainer.accumulate_grad_batches, data.tokenizer.vocab_size
     net = build_model(run, vocab_size).to(device)
     net.head.on_train_step(0.0, net.embed.weight, {})
     loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
@@ -107,11 +106,11 @@ def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
     passes = 0.0  # forward passes of validation for each step
     if run.validation.every:
-        n_batches = math.ceil(n_val_tokens / (run.data.batch_size * run.data.seq_len))
+        n_batches = math.ceil(len(data.val) / (run.data.batch_size * run.data.seq_len))
         passes = min(run.validation.batches or n_batches, n_batches) / run.validation.every
-
-    def step() -> float:
-        set_threads(run.threads)
+    set_threads(run.threads)
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
         started = time.perf_counter()
         for _ in range(n_micro):
             with fast_attention(device, mixed, run.data.seq_len):
@@ -123,13 +122,5 @@ def step_timer(run: RunConfig, vocab_size: int, n_val_tokens: int) -> Callable[[
         optimizer.zero_grad()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) * (1 + passes / 3)
-
-    return step
-
-
-def seconds_per_step(run: RunConfig, data: TextData) -> float:
-    """Return the median seconds of TIMED_STEPS steps of a resolved run, after a warm-up step."""
-    step = step_timer(run, data.tokenizer.vocab_size, len(data.val))
-    step()
-    return median(step() for _ in range(TIMED_STEPS))
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[1:]) * (1 + passes / 3)

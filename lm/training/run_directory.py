@@ -21,7 +21,9 @@ import yaml
 from lm.config import (
     HASHES,
     REQUESTED,
+    DataConfig,
     RunConfig,
+    build,
     change,
     differing_keys,
     flat,
@@ -142,6 +144,23 @@ class RunDirectory:
             settings["tokenizer"]["path"] = str(self.tokenizer)  # the original may be gone, or lie in another folder
         return settings
 
+    def text(self) -> DataConfig:
+        """Return the settings of the text of the run, with paths that lead to it."""
+        config: DataConfig = build(DataConfig, self.settings()["data"])
+        return config
+
+    def texts_read(self) -> list[list[Any]]:
+        """Return the training text of the run and of each run before it: val_fraction, hash and digest of the source.
+
+        The hash is of the text, and of the split if val_fraction alone does not decide the split. Without a run there
+        is no text.
+        """
+        if not (saved := self.read_config()):
+            return []
+        with reading(self.config):
+            before = (saved.get("init_record") or {}).get("texts", [])
+            return [*before, [saved["data"]["val_fraction"], saved["data_hash"], saved["states"].get("data.path")]]
+
     def has_begun(self) -> bool:
         """Return whether there are checkpoints. Raises UserError if their config.yaml is not there."""
         has_checkpoints = any(self.checkpoints.glob("step-*.ckpt"))
@@ -156,11 +175,11 @@ class RunDirectory:
 
     def check_same_run(self, run: RunConfig, hashes: dict[str, str], ignored: str = "") -> None:
         """Raise UserError with what differs, if `run` is not the run of this directory."""
-        saved, settings = self.read_config(), requested_settings(run) | hashes
-        keys = [key for key in differing_keys(saved, settings) if key != ignored]
+        saved, now = self.read_config(), requested_settings(run) | hashes
+        keys = [key for key in differing_keys(saved, now) if key != ignored]
         if not keys:
             return
-        before, now = flat(saved), flat(settings)
+        before = flat(saved)
         before["length"], now["length"] = length_of(before | saved["requested"]), length_of(now)
         if {*keys} <= {*HASHES}:
             keys = _differing_in_text(before, now) or keys
@@ -204,7 +223,7 @@ class RunDirectory:
             raise UserError(f"{self.config}: no such file; the directory of a run needs one")
         self.check_same_run(run, hashes or {}, ignored="threads")
         if hashes is None:
-            if _differing_in_text(flat(self.settings()), flat(requested_settings(run))):
+            if _differing_in_text(flat(self.settings()), requested_settings(run)):
                 return None  # the text has to be read
             if not local_states(run.data).items() <= saved["states"].items():
                 log.warning("%s: its text has changed since; this result is of what it was", self.path)

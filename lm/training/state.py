@@ -41,8 +41,6 @@ class State:
     average: Transformer | None = None  # of the weights, with optim.ema
     step: int = 0
     seconds: float = 0.0  # of the loop, in all processes that have continued the run
-    n_measured: int = 0  # steps since the last row of diagnostics.csv
-    n_clipped: int | Tensor = 0  # steps since the last row of diagnostics.csv whose gradient was clipped
     best_step: int = 0  # the step of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
     best: dict[str, Tensor] | None = None  # weights of the best step, with checkpoint.best
@@ -90,7 +88,7 @@ class State:
         """Write a checkpoint, and when it is on disk remove all but the newest `keep`, with the weights they name."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}
         content |= {"net": saved_state(self.net), "optimizer": self.optimizer.state_dict()}
-        content |= {"average": self.average and self.average.state_dict(), "n_clipped": int(self.n_clipped)}
+        content["average"] = self.average and self.average.state_dict()
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / f"step-{self.step:08d}.ckpt") as file:
             try:

@@ -27,7 +27,6 @@ from lm.config import (
     check_init,
     config_hash,
     differing_keys,
-    flat,
     requested_settings,
 )
 from lm.data.batches import TrainingStream
@@ -210,7 +209,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     resumes, begun = run.checkpoint.resume or restarted, directory.has_begun()
     identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_of_run(run)}
     requested, saved = requested_settings(run), directory.read_config()
-    identity["requested"] = {key: flat(requested)[key] for key in REQUESTED}
+    identity["requested"] = {key: requested[key] for key in REQUESTED}
     if begun:
         directory.check_same_run(run, hashes)
         if resumes:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from lm.lab.ablation import arms
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, with_folds
 from lm.lab.ablation.execute import Ending, Engine
@@ -75,7 +74,7 @@ class Lab:
 
 def plan_in_a_moment(monkeypatch):
     """A step of each arm is timed once."""
-    monkeypatch.setattr(arms, "ROUNDS", 1)
+    monkeypatch.setattr("lm.training.resolve.TIMED_STEPS", 1)
 
 
 def draw_nothing(monkeypatch):

@@ -112,7 +112,7 @@ class _Progress:
         self.print_line(f"{what}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
             results = results_of(step.record, self.plan.reader)
-            write_report(results)
+            write_report(results, is_refreshed=True)
             self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
 

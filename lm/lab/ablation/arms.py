@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from types import MappingProxyType
 
 import torch
@@ -24,12 +23,11 @@ from lm.model.user_class import sources_of
 from lm.system.code import code_identity
 from lm.system.files import sha256
 from lm.training.init_from import copy_weights, has_read_validation_text
-from lm.training.resolve import build_model, check_buffers, resolve, step_timer, with_steps
+from lm.training.resolve import build_model, check_buffers, resolve, seconds_per_step, with_steps
 from lm.training.result import cost_of
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
-ROUNDS = 5  # of a measurement of a step
 log = logging.getLogger(__name__)
 
 
@@ -251,15 +249,12 @@ def needs_gpu(identity: Mapping[str, str]) -> bool:
 
 
 def time_steps(arms: Iterable[Arm]) -> None:
-    """Give each arm its seconds per step: the median of a few, after one that warms up."""
+    """Give each arm its seconds per step."""
     log.info("measuring a training step of each arm")
     for arm in arms:
         with error_prefix(f"ablation.arms.{arm.name}"):  # a class of the user may fail
-            step = step_timer(resolve(arm.run, arm.vocab_size), arm.vocab_size, len(arm.texts[0].val))
-            step()
-            arm.seconds_per_step = median(step() for _ in range(ROUNDS))
-        del step  # with the model, whose memory on a GPU the runs need
-        torch.cuda.empty_cache()
+            arm.seconds_per_step = seconds_per_step(resolve(arm.run, arm.vocab_size), arm.texts[0])
+        torch.cuda.empty_cache()  # the runs need the memory on a GPU
 
 
 # --- a hash of the code that the numbers of a run depend on: without comments, docstrings and layout

@@ -3,15 +3,12 @@
 `describe` makes one dict of the results. The page, the Markdown and the JSON are views of it.
 """
 
-import fcntl
 import json
 import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -26,7 +23,7 @@ from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render, signed
-from lm.system.files import LOCK, write_text
+from lm.system.files import write_text
 from lm.system.terminal import duration, format_table, printable
 
 SCHEMA_VERSION = 2  # of report.json
@@ -40,13 +37,16 @@ HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 RECORDED = ("changed", "command", "machine", "threads", "workers")
 
 
-def write_report(results: Results) -> None:
-    """Write the pages, the figures and the tables of an ablation, of a frozen study or of rows into their folder."""
+def write_report(results: Results, is_refreshed: bool = False) -> None:
+    """Write the pages, the figures and the tables of an ablation, of a frozen study or of rows into their folder.
+
+    `is_refreshed`: whether a browser loads the page again now and then, because the caller will write it again.
+    """
     folder, content = results.folder, describe(results, report_warnings(results))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
     write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
-    write_text(folder / "report.html", _html(results, content))
+    write_text(folder / "report.html", _html(results, content | {"is_refreshed": is_refreshed}))
     if results.record.begun:  # else rows, or a study whose files stay as they were committed
         write_tables(results)
 
@@ -73,7 +73,6 @@ def _html(results: Results, content: dict[str, Any]) -> str:
 def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
     """Return the results as one dict: what is not known is None or empty."""
     question, record, counts = results.question, results.record, results.counts()
-    is_running = counts["missing"] > 0 or bool(results.untuned())
     without = results.asked_for[results.asked_for["status"] != "done"]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -85,8 +84,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "contrasts": [asdict(row) for row in results.contrasts],
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "basis": dict(_basis(results)),
-        "is_running": is_running,
-        "is_refreshed": is_running and _is_locked(results.folder),  # a process makes runs, and writes the page again
+        "is_running": counts["missing"] > 0 or bool(results.untuned()),
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
         "unit": results.unit,
         "metric_name": METRICS[question.metric].words,
@@ -284,16 +282,3 @@ def comparison_table(results: Results) -> str:
 def report_json(results: Results) -> dict[str, Any]:
     """Return the content of report.json."""
     return dict(plain(describe(results, report_warnings(results))))
-
-
-def _is_locked(folder: Path) -> bool:
-    """Return whether a process works in the folder of a run or of an ablation, and so holds the lock of the folder.
-
-    The kernel releases the lock when the process ends.
-    """
-    with suppress(OSError), open(folder / LOCK, "r+b") as file:  # there is no lock, or the file system has no locks
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

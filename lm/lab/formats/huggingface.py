@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from lm.config import DataConfig, HeadConfig, ModelConfig, build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.errors import UserError, reading
-from lm.folder import INDEX, TOKENIZER, WEIGHTS, save_model, write_weights
+from lm.folder import TOKENIZER, WEIGHTS, save_model, write_weights
 from lm.lab.formats.output import new_folder
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
@@ -189,7 +189,6 @@ def export(
     architecture = architecture_of(net.config)
     weights = matrices(net, architecture)
     eot = tokenizer.eot_token
-    special = {"bos_token": tokenizer.begin_token, "eos_token": eot, "pad_token": eot}
     ids = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
     files: dict[str, Any] = {
         "config.json": {
@@ -208,9 +207,10 @@ def export(
             "split_special_tokens": True,  # a text that spells a special token is ordinary text
             "model_input_names": ["input_ids", "attention_mask"],  # without token_type_ids, which transformers 4 adds
             "padding_side": "left",  # so that a batch of prompts of unequal length is continued as each alone
-            **special,
+            "bos_token": tokenizer.begin_token,
+            "eos_token": eot,
+            "pad_token": eot,
         },
-        "special_tokens_map.json": special,
     }
     with new_folder(output_dir) as folder:
         write_weights(folder / WEIGHTS, weights)
@@ -281,7 +281,6 @@ def _with_template(tokenizer: Tokenizer) -> str:
 # --- in
 
 TOKENIZER_CONFIG, ADDED, ADAPTER = "tokenizer_config.json", "added_tokens.json", "adapter_config.json"
-READ = ("config.json", INDEX, TOKENIZER, TOKENIZER_CONFIG, ADDED, ADAPTER)  # beside the weights
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
@@ -304,7 +303,7 @@ def converted(folder: Path) -> Path:
     The name of the new folder is a hash of the files that are read, and of this module.
     Raises UserError naming the key or file that cannot be read, and OSError for the cache.
     """
-    files = [*(folder / name for name in READ if (folder / name).is_file()), *sorted(folder.glob("*.safetensors"))]
+    files = (path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
     hashes = {path.name: sha256(path) for path in files} | {"converter": sha256(Path(__file__))}
     place = DataConfig().cache / "models" / json_sha256(hashes)[:16]
     if not place.exists():

@@ -5,7 +5,6 @@ its columns. Gradients are of the weights that train, before clipping. Losses an
 validated, as in metrics.csv: with optim.ema the average of the weights.
 """
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 GRADIENTS = ("embedding_grad", "head_grad", "cosine")
 BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm") for i in range(1, BANDS + 1)]
-COLUMNS = ("step", "tokens", "clip_rate", *GRADIENTS, *BY_BAND)
+COLUMNS = ("step", "tokens", *GRADIENTS, *BY_BAND)
 
 
 def _means(name: str, sums: np.ndarray, counts: np.ndarray, bands: np.ndarray) -> dict[str, float]:
@@ -88,18 +87,13 @@ class Diagnostics(Observer):
             self.norms = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
-        state = self.state
-        state.n_measured += 1  # not all, if it was resumed with another `every`
-        state.n_clipped = state.n_clipped + (step.norm > (self.run.trainer.gradient_clip_val or math.inf))
-        if self._is_due(state.step):
-            self.file.append(state.step, self._row(state.step))
-            state.n_measured = state.n_clipped = 0
+        if self._is_due(step.number):
+            self.file.append(step.number, self._row(step.number))
 
     @torch.no_grad()
     def _row(self, step: int) -> dict[str, float]:
         net, run = self.state.eval_net, self.run
-        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.state.n_clipped) / self.state.n_measured}
-        row |= zip(GRADIENTS, self.norms.tolist(), strict=True)
+        row = {"tokens": step * run.tokens_per_step, **dict(zip(GRADIENTS, self.norms.tolist(), strict=True))}
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
             validate(net, run, self.data, measures=[by_target])
