@@ -92,6 +92,7 @@ MISTAKES = """
     train seed=${nothing} -> Interpolation key
     train logger.wandb.project=a -> logger=wandb
     train data=text -> data.path
+    train head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1 -> head.name=tied
     train init_from=none -> init_from=none
     train data=json data.path=. -> data.path=.: a folder without .json
     train data=hub data.path=./configs -> data.path=./configs:

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
 from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, foreign_classes, literal
-from lm.errors import UserError, error_prefix
+from lm.errors import UserError, error_prefix, require
 from lm.folder import read_base
 from lm.system.files import is_run
 
@@ -97,7 +97,19 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> A
             if (run := _saved_run(config, overrides)) is not None:
                 return run
             config = _with_init_from(config, overrides)
-        return build(schema, config)
+        result = build(schema, config)
+    if isinstance(result, RunConfig):
+        _check_head_name(result)
+    return result
+
+
+def _check_head_name(run: RunConfig) -> None:
+    """Raise UserError if a head has the name of a file in configs/head of another kind: results show the name."""
+    path = CONFIGS / "head" / f"{run.head.name}.yaml"
+    if path.is_file():
+        kind = yaml.safe_load(path.read_text(encoding="utf-8"))["kind"]
+        setting = f"head.name={run.head.name}"
+        require(kind == run.head.kind, setting, f"another name with head.kind={run.head.kind}")
 
 
 # --- runs that continue a run, or start from one
