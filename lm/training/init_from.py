@@ -24,9 +24,8 @@ log = logging.getLogger(__name__)
 def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[str, Any]:
     """Give `net` the weights that `run.init_from` names. Return where the weights came from, for result.json.
 
-    On the first process the record has the loss on the validation batches of `run` before the first step, and also the
-    loss before the conversion of the head, if the head differs. Raises UserError for other weights than
-    run.init_sha256, another model or another tokenizer.
+    On the first process the record has the loss on the validation batches of `run` before the first step. Raises
+    UserError for other weights than run.init_sha256, another model or another tokenizer.
     """
     assert run.init_from is not None
     base = read_base(run.init_from)
@@ -48,15 +47,13 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     if not is_first_process(run.trainer.world_size):
         return record
 
-    record["val_loss"] = _val_loss(net, run, data)
-    message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
-    if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
-        # `net` has copied the learned positions, so the loaded model can score windows of the same length
-        loaded.seq_len, loaded.document_separator = net.seq_len, net.document_separator
-        record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
-        message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
-    log.info("%s", message)
-    return record
+    net.to(run.trainer.accelerator)
+    loss = validate(net, run, data, max_batches=run.validation.batches).loss
+    net.cpu()
+    if not math.isfinite(loss):
+        raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
+    log.info("starts from %s, with a validation loss of %.4f", run.init_from, loss)
+    return record | {"val_loss": loss}
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
@@ -71,15 +68,6 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
         return any(split_hash != data.hash or own.val_fraction > fraction for fraction, split_hash in splits)
     scored = replace(own, path=own.val_path or own.path, val_path=None)
     return bool(texts and local_files_of(scored) & local_files_of(directory.text()))
-
-
-def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
-    net.to(run.trainer.accelerator)
-    loss = validate(net, run, data, max_batches=run.validation.batches).loss
-    net.cpu()
-    if not math.isfinite(loss):
-        raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
-    return loss
 
 
 @torch.no_grad()

@@ -87,7 +87,6 @@ class MetricsFile(Observer):
         self,
         path: Path,
         resume_step: int = 0,
-        logged_step: int = 0,
         loggers: Sequence[Any] = (),
         columns: Sequence[str] = COLUMNS,
     ) -> None:
@@ -95,8 +94,6 @@ class MetricsFile(Observer):
         rows = read_rows(path) if resume_step else []
         with reading(path):  # a person may have edited the file
             rows = [row for row in rows if int(row["step"]) <= resume_step]
-        if (int(rows[-1]["step"]) if rows else 0) < logged_step:
-            log.warning("%s: its rows up to step %d are lost", path, logged_step)
         write_text(path, csv_text(columns, rows))
 
     def append(self, step: int, row: dict[str, float]) -> None:

@@ -35,7 +35,6 @@ class State:
     """
 
     config_hash: str  # of the run
-    code_hash: str  # of the code that made the steps since the last resume
     net: Transformer
     optimizer: Optimizer
     average: Transformer | None = None  # of the weights, with optim.ema
@@ -46,7 +45,6 @@ class State:
     best: dict[str, Tensor] | None = None  # weights of the best step, with checkpoint.best
     ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
-    logged_step: int = 0  # the step of the last row of metrics.csv
     resumed_from: list[int] = field(default_factory=list)  # steps
 
     @property
@@ -107,7 +105,7 @@ class State:
         self.optimizer.load_state_dict(content["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(content["average"])
-        for name in {item.name for item in fields(self)} - {"net", "optimizer", "average", "code_hash"}:
+        for name in {item.name for item in fields(self)} - {"net", "optimizer", "average"}:
             setattr(self, name, content[name])
         self.resumed_from = [*self.resumed_from, self.step]
 

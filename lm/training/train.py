@@ -265,7 +265,6 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     model = fabric.setup(LossOf(net, run))  # `net` is on the device now
     state = State(
         config_hash=identity["config_hash"],
-        code_hash=identity["code"]["hash"],
         net=net,
         optimizer=build_optimizer(net, run.optim, run.head),
         average=deepcopy(net).requires_grad_(False) if run.optim.ema else None,
@@ -310,7 +309,7 @@ def observers_of(engine: Engine) -> list[Observer]:
     if not engine.fabric.is_global_zero:
         return []
     observers: list[Observer] = [
-        MetricsFile(directory.metrics, state.step, state.logged_step, engine.loggers),
+        MetricsFile(directory.metrics, state.step, engine.loggers),
         Progress(run, engine.data, state),
     ]
     if run.diagnostics.every:
@@ -352,11 +351,8 @@ def fit(engine: Engine, signals: Signals) -> None:
             if patience and fabric.broadcast(is_over):
                 state.ended_by = "patience"
         state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
-        is_logged = (logs or validates) and not state.ended_by
-        if is_logged:
-            state.logged_step = state.step
         for observer in observers:
-            observer.after_step(step, row if is_logged else {})
+            observer.after_step(step, row if (logs or validates) and not state.ended_by else {})
 
         stops = None
         if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
