@@ -152,8 +152,8 @@ MUTANTS = [
     Mutant(  # The training text holds the validation text.
         "split",
         "lm/data/text.py",
-        old="train, val = _part(text, rest), _part(text, held_out)",
-        new="train, val = text.whole(), _part(text, held_out)",
+        old="for pieces in (rest, held_out))",
+        new="for pieces in (text.spans, held_out))",
         test="tests/test_tokens.py",
         keyword="end_of_a_single_text",
     ),
