@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, foreign_classes
 from lm.config import HEADS as KINDS
@@ -29,6 +30,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share the cache of th
     os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR") or os.path.expanduser("~/.cache/matplotlib")
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm-tests-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+settings.register_profile("lm", deadline=None, max_examples=25)
+settings.load_profile("lm")
 
 
 def pytest_collection_finish():
@@ -163,10 +168,10 @@ def as_nobody():
 
 
 @contextmanager
-def small_disk():
-    """No file can grow beyond 4 kB."""
+def small_disk(n_bytes=4096):
+    """No file can grow beyond so many bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
     try:
         yield
     finally:

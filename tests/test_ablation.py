@@ -29,7 +29,7 @@ from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page, numbers
 from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, statuses, workers_of
-from tests.helpers.runs import composed, wait_for
+from tests.helpers.runs import composed, files, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 THREE = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
@@ -62,10 +62,6 @@ def summaries(results):
 def near(spec):
     is_untied = spec.run.head.name == "untied"
     return 1 + 0.1 * is_untied + 0.001 * math.sin((9 + is_untied) * spec.run.seed)
-
-
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- what is missing is made, and nothing else
@@ -134,19 +130,6 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     assert len(lab.results()) == 4
 
 
-def test_a_report_is_that_of_the_runs_that_there_are(lab, instantly):
-    instantly(lambda spec: "failed" if (spec.arm, spec.seed) == ("tied", 1) else near(spec))
-    lab.run(seeds=[0, 1, 2])
-    instantly(near)
-    lab.run(seeds=[0, 1, 2])
-    assert numbers(lab.out)["runs"]["done"] == 6
-    for name in ("results.csv", "report.html"):
-        (lab.out / name).unlink()
-    lab.run(seeds=[0, 1, 2])
-    assert (lab.out / "results.csv").read_text().count(",done,") == 6
-    assert (lab.out / "report.html").exists()
-
-
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly, monkeypatch):
     made = instantly(near)
     lab.out.mkdir()
@@ -174,20 +157,6 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     assert (len(made), (lab.root / "new").exists()) == (2, False)
 
 
-@pytest.mark.slow
-def test_a_setting_in_another_spelling_or_that_decides_nothing_is_no_other_ablation(lab, instantly):
-    made = instantly(near)
-    lab.run("optim.lr=0.03", "optim.betas=[0.9,0.5]", seeds=[0])
-    lab.text = Path(os.path.relpath(lab.text))
-    lab.run("+optim={betas: [0.9, 0.50], lr: 0.030}", "checkpoint.every=2", "logger=tensorboard", seeds=[0])
-    lab.text = Path(shutil.copy(lab.text, lab.root / "moved.txt"))
-    lab.run("optim.lr=0.03", "optim.betas=[0.9,0.5]", seeds=[0])
-    assert len(made) == 2
-    for lr, dropout in ((0.031, 0.0), (0.03, 0.1)):
-        with pytest.raises(UserError, match=r"(optim.lr|model.dropout) is .* there, .* now"):
-            lab.run(f"optim.lr={lr}", f"model.dropout={dropout}", "optim.betas=[0.9,0.5]", seeds=[0])
-
-
 # --- calls that end early
 
 
@@ -208,19 +177,6 @@ def test_the_page_is_written_while_the_runs_are_made(lab, instantly, monkeypatch
     write_report(read_results(lab.out))
     assert "refresh" not in Page(lab.out).meta, "nobody is at work there any more"
     assert "results so far: " in capsys.readouterr().err
-
-
-def test_a_call_that_is_killed_at_its_end_leaves_a_folder_that_the_next_one_completes(lab, instantly, monkeypatch):
-    def die(results):
-        raise KeyboardInterrupt
-
-    made = instantly(near)
-    with monkeypatch.context() as patch:
-        patch.setattr("lm.lab.ablation.ablate.write_report", die)
-        with pytest.raises(KeyboardInterrupt):
-            lab.run()
-    lab.run()
-    assert ((lab.out / "report.html").exists(), len(made)) == (True, 4)
 
 
 def test_a_look_that_decides_ends_the_ablation(lab, instantly):
@@ -287,15 +243,6 @@ def test_a_value_that_fails_twice_is_dropped_and_a_lost_run_keeps_its_seed_out_u
     assert twice <= {*mended}, "the same command makes them again"
 
 
-@pytest.mark.slow
-def test_an_arm_that_never_trains_gets_no_ladder(lab, instantly):
-    made = instantly(lambda spec: math.nan if spec.arm == "untied" else bowl(spec))
-    results = lab.run(**TUNED)
-    assert (results.contrasts[0].verdict, results.contrasts[0].untrainable) == ("worse", ["untied"])
-    assert len([name for name in made if "untied" in name]) <= 2 * 9 + 3
-    assert results.is_whole()
-
-
 # --- real runs
 
 
@@ -326,18 +273,6 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab):
     errors = [run.error for run in results.runs.itertuples() if run.status == "failed"]
     assert errors
     assert all("has changed since" in error for error in errors)
-
-
-@pytest.mark.nightly
-def test_a_known_effect_is_found_and_a_known_null_is_not(lab):
-    """A tied matrix at N(0, 1), the common mistake, and a configuration against itself."""
-    asked = {"seeds": [0, 1, 2, 3, 4], "folds": True, "primary": [], "equivalence_margin": None}
-    arms = {"tied": ["head=tied"], "naive": ["head=tied_naive"]}
-    naive = lab.run("trainer.max_steps=60", arms=arms, baseline="tied", **asked)
-    assert naive.contrasts[0].verdict == "worse", naive.contrasts[0].sentence
-    same = {"arms": {"one": [], "other": []}, "baseline": "one", "seed_offsets": {"other": 500}}
-    null = lab.run("trainer.max_steps=60", folder="null", **same, **asked)
-    assert (null.contrasts[0].p or 0.0) > 0.01, null.contrasts[0].sentence
 
 
 def driver(lab, *overrides, **options):

@@ -18,7 +18,6 @@ from lm.cli.arguments import (
     kinds_of,
     recipe_for,
 )
-from lm.cli.compose import compose
 from lm.cli.evaluate import parse_arguments
 from lm.config import RECIPES, RunConfig, recipe_of
 from lm.errors import UserError
@@ -107,14 +106,6 @@ def test_text_that_hydras_grammar_lacks_arrives_as_typed():
     assert hydra_reads(for_hydra("prompts=[It's me, don't, 'x']", KINDS)) == ["It's me", "don't", "x"]
 
 
-def test_a_text_of_any_name_is_read_and_gets_a_recipe(folder):
-    for name in ("'Twas night.txt", '"Hi" he said.txt', "range(3).txt", "choice(1)", "-x.txt", "~old.txt", "${x}.txt"):
-        (folder / name).write_text(TEXT * 4)
-        words = hydra_words([name], KINDS)
-        assert compose("train", words, RunConfig).data.path == name
-        assert words[0].startswith("experiment=")
-
-
 def test_commas_part_the_texts_of_a_sweep_alone(folder):
     for name in ("2024_01", "2024_02", "202401"):
         (folder / name).write_text(TEXT * 4)
@@ -185,9 +176,3 @@ def test_an_address_is_downloaded_into_the_cache_that_is_typed(folder):
     (folder / "pool.txt").write_text(TEXT * 4)
     recipe_for(["data=text", f"data.path=file://{folder}/pool.txt", f"data.cache_dir={folder}/pool"])
     assert len([*(folder / "pool/downloads").iterdir()]) == 1
-
-
-def test_a_recipe_has_the_learning_rate_of_a_tied_head():
-    """The product is the rate of the study of tying. The rates of an untied head: tests/test_published.py."""
-    run = compose("train", ["experiment=chars_10k", *MY_TEXT, "head=tied"], RunConfig)
-    assert run.optim.adam_lr * run.head.embedding_lr_multiplier == pytest.approx(0.0255)

@@ -38,7 +38,7 @@ def texts(draw):
 
 
 @given(text=texts(), k=st.integers(0, 1000), batch_size=st.integers(1, 5))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_batch_is_a_function_of_seed_and_index(text, k, batch_size):
     inputs, targets = streams(**text, batch_size=batch_size).batch(k)
     used = streams(**text, batch_size=batch_size)
@@ -55,7 +55,7 @@ def test_a_batch_is_a_function_of_seed_and_index(text, k, batch_size):
 
 
 @given(text=texts())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_an_epoch_has_each_token_as_target_at_most_once(text):
     stream = streams(**text)
     for epoch in (0, 1, 5):
@@ -77,7 +77,6 @@ def test_epochs_together_cover_every_token_in_different_orders(documents):
 
 
 @given(text=texts(), k=st.integers(0, 50), world=st.integers(1, 4), batch_size=st.integers(1, 3))
-@settings(deadline=None, max_examples=25)
 def test_ranks_share_a_batch(text, k, world, batch_size):
     ranks = [streams(**text, batch_size=batch_size, rank=rank, world_size=world) for rank in range(world)]
     together = torch.cat([rank.batch(k)[0] for rank in ranks])
@@ -94,7 +93,6 @@ def test_overfitting_repeats_the_first_batches():
 
 
 @given(tokens=st.integers(2, 200), seq_len=st.integers(1, 200), batch_size=st.integers(1, 9))
-@settings(deadline=None, max_examples=25)
 def test_validation_has_each_token_but_the_first_as_target_once(tokens, seq_len, batch_size):
     batches = list(validation_batches(np.arange(tokens, dtype=np.uint16), seq_len, batch_size))
     inputs, targets = (torch.cat([batch[i] for batch in batches]) for i in (0, 1))
@@ -108,7 +106,6 @@ def test_validation_has_each_token_but_the_first_as_target_once(tokens, seq_len,
 
 
 @given(windows=st.integers(1, 400), seq_len=st.integers(1, 9), batch_size=st.integers(1, 9), n=st.integers(1, 500))
-@settings(deadline=None, max_examples=25)
 def test_an_estimate_takes_the_middles_of_equal_stretches(windows, seq_len, batch_size, n):
     tokens = np.arange(windows * seq_len + 1, dtype=np.uint16)
     chosen = validation_windows(len(tokens), seq_len, n)

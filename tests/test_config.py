@@ -493,12 +493,11 @@ def test_every_choice_composes():
         assert compose("train", words, RunConfig).steps == 100
 
 
-CONTINUES = {"continue_untied", "lora_rank"}  # a model of each seed that is trained before: tests/test_bases.py
-TWICE = {"cs336", "own_text", "tying_core", "untie_when"}  # tests/test_published.py composes these as well
+CONTINUES = {"continue_untied", "lora_rank"}  # a model of each seed that is trained before: tests/test_plan.py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in choices("ablation") if name not in TWICE | CONTINUES])
+@pytest.mark.parametrize("name", [name for name in choices("ablation") if name not in CONTINUES])
 def test_every_arm_of_every_ablation_composes(name):
     ablation = compose("ablate", [f"ablation={name}", "ablation.name=as-hydra-says"], AblateConfig).ablation
     assert ablation.question.endswith("?")
@@ -510,12 +509,6 @@ def test_every_name_of_the_schemas_has_a_config_and_every_group_can_be_chosen():
     for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": ("adamw", "muon"), "head": HEADS}.items():
         assert {*names} <= {*choices(group)}
     assert {path.parent.name for path in FILES if path.parent != CONFIGS} <= {*DEFAULT, "ablation", "rates"}
-
-
-def test_a_global_choice_changes_no_more_than_it_says():
-    debug = compose("train", ["trainer=debug", "model.d_model=32"], RunConfig)
-    assert (debug.steps, debug.model.d_model) == (20, 32), "the command line wins"
-    assert (debug.trainer.gradient_clip_val, debug.tokenizer) == (1.0, TokenizerConfig())
 
 
 def test_text_of_a_file_stays_as_it_is(tmp_path):

@@ -16,7 +16,6 @@ from lm.cli.arguments import hydra_words, kinds_of
 from lm.cli.compose import compose
 from lm.config import LoggerConfig, ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
-from lm.data.paths import as_started
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -89,22 +88,13 @@ def test_a_text_that_has_moved_is_named_in_any_way(run_dir):
         assert compose("train", hydra_words(words, kinds_of(RunConfig)), RunConfig) == run
 
 
-def edit(run_dir, new):
-    """As a person does who has moved the text."""
-    config = run_dir / "config.yaml"
-    config.write_text("# my best run\n" + config.read_text().replace("  path: t.txt\n", f"  path: {new}  # moved\n"))
-    return []
-
-
 @slow
-@pytest.mark.parametrize("name_the_place", [edit, lambda run_dir, new: [f"data.path={new}"]], ids=["edit", "override"])
-def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(name_the_place, run_dir, whole):
+def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(run_dir, whole):
     Path("elsewhere").mkdir()
     Path("t.txt").rename("elsewhere/renamed.md")
     with pytest.raises(UserError, match=r"^data\.path=t\.txt: "):
         train(composed(f"run_dir={run_dir}"))
-    words = name_the_place(run_dir, "elsewhere/renamed.md")
-    train(composed(f"run_dir={run_dir}", *words))
+    train(composed(f"run_dir={run_dir}", "data.path=elsewhere/renamed.md"))
     assert outcome(RunConfig(run_dir=str(run_dir))) == whole
 
 
@@ -138,9 +128,7 @@ MANY = ["seed=9", "head=tied", "data=text", "data.path=gone.txt", "checkpoint.re
     ("saved", "words", "message"),
     [
         (NOTHING, ["trainer.max_steps=99"], r"trainer\.max_steps=20 there, trainer\.max_steps=99 now.*init_from"),
-        (NOTHING, ["max_minutes=3"], r"trainer\.max_steps=20 there, max_minutes=3"),
         (NOTHING, ["max_tokens=999"], r"trainer\.max_steps=20 there, trainer\.max_steps=8 now"),
-        (NOTHING, ["checkpoint.best=true"], r"\(checkpoint\.best is False there, True now\)"),
         (NOTHING, ["threads=2"], r"\(threads is 1 there, 2 now\): continue it with threads=1"),
         (NOTHING, MANY, r"holds another run \(.*head\.[^)]*; seed is 3 there, 9 now"),
         (NOTHING, ["data.path=other.txt"], r"data\.path is .* there, other\.txt now"),
@@ -173,15 +161,6 @@ def test_a_file_that_holds_no_settings_is_named_in_one_line(tmp_path):
     (tmp_path / "config.yaml").write_text("config_hash: x\nmodel: {n_layer: 3}\n")
     with pytest.raises(UserError, match=rf"^{tmp_path}/config\.yaml: [^\n]*$"):
         composed(f"run_dir={tmp_path}")
-
-
-@pytest.mark.parametrize("path", ["a.txt", "*.txt", "/a.txt", "https://host/a.txt"])
-def test_the_text_of_a_run_is_found_from_elsewhere(path, tmp_path, monkeypatch):
-    for folder in ("runs/one", "elsewhere"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    found = str(tmp_path / path) if path in ("a.txt", "*.txt") else path
-    assert as_started(tmp_path / "runs/one", "../..", path) == found
 
 
 @pytest.mark.parametrize("path", ["texts/*.txt", "."])
@@ -243,18 +222,6 @@ def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, ho
     with pytest.raises(UserError, match="no such folder"):
         train(composed(f"run_dir={path}", f"init_from={tmp_path / 'absent'}"))
     assert train(composed(f"run_dir={path}", f"init_from={home / 'tied'}")) == (path, scores)
-
-
-@slow
-def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home, untied):
-    run, base = start(untied), at_home(home, *MODEL)
-    assert run.model == replace(base.model, position="learned", previous_token_init=0)
-    assert (run.head.name, run.head.head_lr_multiplier) == ("untied", 4.0)
-    assert (run.tokenizer.kind, run.tokenizer.path) == ("file", str(untied / "model/tokenizer.json"))
-    assert run.init_sha256 == read_base(str(untied)).sha256
-    chosen = start(untied, "head=untied_from_embedding").head
-    assert chosen == at_home(home, "head=untied_from_embedding").head
-    assert start(untied, "head.head_lr_multiplier=2").head == replace(run.head, head_lr_multiplier=2.0)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +322,6 @@ def test_what_the_loaded_model_cannot_do_is_named(home, untied, tmp_path):
         (start(untied, "data.seq_len=64", *new), r"^data\.seq_len=64: "),
         (start(home / "tied", f"data.path={tmp_path / 'other'}", *new), "'é'"),
         (at_home(home, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: "),
-        (start(home / "tied", "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: the loaded model has one"),
         (start(untied, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: is for a head of one matrix"),
         (replace(tied, model=ModelConfig()), r"^model\.n_layers=4: init_from="),  # in Python
         (replace(tied, tokenizer=start(untied).tokenizer), "^tokenizer: init_from="),

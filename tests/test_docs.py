@@ -54,12 +54,6 @@ def read(command):
 # --- the README
 
 
-def test_the_two_commands_are_what_ci_runs():
-    lines = [line for line in "".join(blocks(README, "bash")).splitlines() if line.startswith("python3 -m venv")]
-    listed = subprocess.run(["bash", ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True)
-    assert listed.stdout.splitlines() == lines
-
-
 # --- commands
 
 

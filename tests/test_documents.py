@@ -19,13 +19,11 @@ from lm.lab.commands import export
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
-from lm.training.log import log_start
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of
-from tests.helpers.runs import rows, small_run
-from tests.helpers.scores import evaluate_run
+from tests.helpers.runs import evaluate_run, rows, small_run
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT
@@ -169,12 +167,3 @@ def test_a_folder_has_the_mask_and_an_export_says_that_it_has_none(tmp_path, cap
         assert loaded.document_separator == separator
         export.run([f"run_dir={folder}", f"output_dir={folder / 'out'}"])
         assert ("does not mask" in capsys.readouterr().out) == (separator is not None)
-
-
-def test_a_text_of_one_document_is_named(corpus, tmp_path, caplog):
-    run, data = lines_run(tmp_path)
-    single = replace(run, data=replace(run.data, source="text", path=str(corpus)))
-    for run_, data_, n_messages in ((run, data, 0), (single, prepare(single.data, single.tokenizer), 1)):
-        caplog.clear()
-        log_start(run_, data_, tmp_path, n_params=1, resume_step=0)
-        assert caplog.text.count("one document") == n_messages

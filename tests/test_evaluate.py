@@ -32,9 +32,8 @@ from lm.folder import load_model
 from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
-from tests.helpers.runs import result, short_run
+from tests.helpers.runs import evaluate_run, result, short_run
 from tests.helpers.runs import rows as rows_of
-from tests.helpers.scores import evaluate_run
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
@@ -143,16 +142,6 @@ def test_the_bands_of_a_run_are_those_of_its_diagnostics(place):
 
 
 # --- what is printed
-
-
-def test_one_run_and_one_text_are_an_object(place, capsys):
-    plain, table = answer(asked(place), capsys)
-    assert list(plain) == PLAIN == [line.split()[0] for line in table.splitlines()]
-    detailed, table = answer(asked(place, details=True), capsys)
-    assert {key: detailed[key] for key in PLAIN} == plain
-    assert list(detailed) == [*PLAIN, "frequency_in", "by_frequency"]
-    assert f"{detailed['by_frequency'][0]['loss']:.4f}" in table
-    assert "of the target in the training text" in table
 
 
 def test_windows_may_be_shorter_than_the_context(place):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
@@ -97,7 +97,6 @@ def test_a_wrong_number_is_refused_by_name():
                 next(call(sensitive(BYTE.vocab_size), BYTE, "x", **options))
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")), st.lists(st.integers(0, 256)))
 def test_a_stream_yields_whole_characters_that_equal_decode(text, ids):
     assert list(BYTE.stream(BYTE.encode(text))) == list(text)

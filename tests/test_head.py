@@ -10,15 +10,12 @@ import torch.nn.functional as F
 import yaml
 from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
 
-from lm import load_model
-from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig, ValidationConfig
+from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.errors import UserError
 from lm.model import Transformer
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
-from lm.training.train import train
 from tests.helpers.models import build, equal, noisy, random_tokens
-from tests.helpers.runs import rows, small_run
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
@@ -193,19 +190,3 @@ def test_a_longer_context_needs_no_weights_but_learned_positions():
     assert torch.equal(shorter(TOKENS[:, :4]), net(TOKENS[:, :4]))
     with pytest.raises(UserError, match=f"data.seq_len={SEQ + 1}"):
         converted(net, TIED, seq_len=SEQ + 1, position="learned")
-
-
-@pytest.mark.slow
-def test_a_run_equals_the_tied_one_until_it_unties(text_file, tmp_path):
-    """With dropout and accumulation, before step 6: its loss is the same, but it has two gradients instead of one."""
-    few = {"max_steps": 10, "log_every_n_steps": 1, "validation": ValidationConfig(every=5, batches=2)}
-    tied, untied = (
-        train(small_run(text_file, tmp_path / head.name, head=head, **few))[0] for head in (TIED, MIDTRAINING)
-    )
-    before, after = rows(tied), rows(untied)
-    assert after[:5] == before[:5]
-    assert after[5]["train/loss"] == before[5]["train/loss"]
-    assert after[5]["train/grad_norm"] != before[5]["train/grad_norm"]
-    assert all(row["train/loss"] != other["train/loss"] for row, other in zip(after[6:], before[6:], strict=True))
-    net, _ = load_model(untied)
-    assert not torch.equal(net.head.proj.weight, net.embed.weight)

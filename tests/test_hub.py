@@ -217,28 +217,3 @@ def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
         with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):
             own_data(tmp_path)
     assert server.asked == []
-
-
-@pytest.mark.nightly
-def test_an_experiment_from_download_to_evaluation(server, command, tmp_path, monkeypatch):
-    """experiment=tinystories with a smaller model, from a server that has other stories under its name.
-
-    The run is scored on the commit that it was trained on, without a request to the server.
-    """
-    monkeypatch.chdir(tmp_path)
-    texts = [f"Once upon a time there was a {i} . It was red and liked the {i % 7} . The end .\n" for i in range(900)]
-    small = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "tokenizer.vocab_size=300"]
-    small += ["data.seq_len=32", "trainer.max_steps=2", "run_dir=r", "threads=1"]
-    files = {"data/train-0.parquet": hub.shard(texts), "data/validation-0.parquet": hub.shard(texts[:40])}
-    commit = server.commit("roneneldan/TinyStories", files)
-    code, _, error = command("train", "experiment=tinystories", "data.revision=null", *small)
-    assert code == 0, error
-    assert "100.0 % of the validation text stands in the training text too" in error
-    result = json.loads((tmp_path / "r/result.json").read_text())
-    assert result["data_revision"] == commit
-    server.commit("roneneldan/TinyStories", files | {"data/validation-0.parquet": hub.shard(["another"])})
-    server.asked.clear()
-    code, out, error = command("evaluate", "run_dir=r")
-    assert code == 0, error
-    assert json.loads(out)["loss"] == pytest.approx(result["val_loss"], abs=1e-6)
-    assert server.asked == []

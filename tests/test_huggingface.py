@@ -1,28 +1,25 @@
-"""Exported models that transformers reads, and its folders that load_model reads: equal logits and tensors."""
+"""Exports that transformers and llama.cpp read, and folders of transformers that load_model reads: equal logits."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
 from conftest import SEQ, tiny
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
 
-from lm.data.tokenizer import byte_tokenizer, char_tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
 from lm.errors import UserError
 from lm.folder import load_model, save_model
-from lm.lab.formats.adapter import save_adapter
+from lm.lab.formats.gguf import export_gguf
 from lm.lab.formats.huggingface import SYNONYMS, export
-from lm.model.linear import is_adapter
-from lm.training.train import merged
 from tests.helpers.models import LLAMA, assert_same_model, equal, exported, noisy, random_tokens
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["the quick brown fox\n"])
@@ -86,56 +83,6 @@ def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_no
     assert files[0] == files[1]
     with pytest.raises(UserError, match=r"^output_dir="):
         export(net, BYTE, tmp_path / "out")
-
-
-TRANSFORMERS_4 = """
-import json, sys
-from pathlib import Path
-import peft, torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-assert transformers.__version__.startswith("4.")
-for folder, (ids, logits, prompts, texts) in json.loads(Path("expected.json").read_text()).items():
-    kind = peft.AutoPeftModelForCausalLM if folder.endswith("adapter") else AutoModelForCausalLM
-    model, tokenizer = kind.from_pretrained(folder), AutoTokenizer.from_pretrained(folder.removesuffix("-adapter"))
-    encoded, expected = tokenizer(prompts[0], return_tensors="pt"), torch.tensor(logits)
-    assert encoded["input_ids"].tolist() == ids, folder
-    with torch.no_grad():
-        assert (model(**encoded).logits - expected).abs().max() < 1e-5 * expected.abs().max(), folder
-    batch = tokenizer(prompts, return_tensors="pt", padding=True)
-    answers = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, batch["input_ids"].shape[1] :]
-    assert tokenizer.batch_decode(answers, skip_special_tokens=True) == texts, folder
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(find_spec("pip") is None, reason="needs pip, which installs transformers 4")
-@torch.no_grad()
-def test_transformers_4_gives_the_same_logits_and_texts(tmp_path):
-    """Of each architecture, with each tokenizer, of prompts in a batch, and of an adapter by PEFT."""
-    packages = ["transformers>=4.57,<5", "huggingface_hub<1", "tokenizers<=0.23.0"]  # beside the torch of these tests
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "site"), *packages]
-    subprocess.run(pip, check=True, timeout=600)
-    models = [*exported("transformers"), ("LlamaForCausalLM", "tied", LLAMA | {"linear": "lora"})]
-    expected = {}
-    for i, (name, head, changes) in enumerate(models):
-        tokenizer, folder = [*TOKENIZERS.values()][i % 3], f"{i}-{name}"
-        net = noisy(tiny(**changes), head, tokenizer.vocab_size, seq_len=64)
-        plain = {key: value for key, value in net.state_dict().items() if not is_adapter(key)}
-        base = noisy(merged(net).config, head, tokenizer.vocab_size, seq_len=64)
-        base.load_state_dict(plain)
-        export(base, tokenizer, tmp_path / folder)
-        if net.config.adapted:
-            save_adapter(net, folder, tmp_path / f"{folder}-adapter")
-            folder += "-adapter"
-        prompts = ["the quick", "fox", ""]
-        ids = [[tokenizer.begin, *tokenizer.encode(prompts[0])]]
-        expected[folder] = ids, net(torch.tensor(ids)).tolist(), prompts, generate(net, tokenizer, prompts, 6)
-    (tmp_path / "expected.json").write_text(json.dumps(expected))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    words = [sys.executable, "-c", TRANSFORMERS_4]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
 
 
 # --- in
@@ -258,7 +205,6 @@ REFUSED = [  # what is named, a folder, and what its files say instead
         for named, folder, changes in (
             ("model_type=mistral", "SmolLM2", {"model_type": "mistral"}),
             ("use_sliding_window=True", "Qwen2", {"use_sliding_window": True}),
-            ("is_causal=False", "SmolLM2", {"is_causal": False}),
             ("layer_types", "Qwen3", {"layer_types": ["sliding_attention"] * 2}),
             ("rope_type=yarn", "SmolLM2", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
             ("hidden_act=xielu", "Apertus", {"hidden_act": "xielu"}),
@@ -387,3 +333,88 @@ def test_a_chat_model_is_read_as_a_plain_text_model(smol, tmp_path):
     export(net, tokenizer, tmp_path / "out")
     words = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (words.eos_token, words.chat_template) == ("<|endoftext|>", None)
+
+
+# --- GGUF: our weights, our tokens and, in llama.cpp, our logits
+
+BPE = train_bpe([Path(__file__).read_text()], 300)
+TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
+
+
+def model(head="tied", vocab_size=BPE.vocab_size, **changes):
+    return noisy(tiny(**changes), head, vocab_size, seq_len=128)
+
+
+@pytest.mark.parametrize(("name", "head", "changes"), exported("gguf"))
+def test_transformers_reads_the_same_model(name, head, changes, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    net = model(head, **changes)
+    assert export_gguf(net, BPE, tmp_path / "out") == name
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+    config = AutoConfig.from_pretrained(tmp_path / "out", gguf_file="model.gguf")
+    config.head_dim = net.config.head_dim  # which transformers does not read for Qwen3
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf", config=config)
+    assert_same_model(net, lambda tokens: loaded(tokens).logits)
+    assert loaded.config.tie_word_embeddings == (head == "tied")
+
+
+def test_matrices_may_have_fewer_bits(tmp_path):
+    """Vectors stay f32, and a matrix whose rows are not whole blocks is f16. The tokenizer is ours."""
+    import gguf
+    from transformers import AutoTokenizer
+
+    net = model(**LLAMA, d_ff=48)
+    step = net.embed.weight.abs().max().item() / 127
+    for dtype, expected in (("f16", ("F16", "F16", "F32")), ("q8_0", ("Q8_0", "F16", "F32"))):
+        export_gguf(net, BPE, tmp_path / dtype, dtype)
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / dtype / "model.gguf").tensors}
+        names = ("blk.0.ffn_up.weight", "blk.0.ffn_down.weight", "output_norm.weight")
+        assert tuple(tensors[name].tensor_type.name for name in names) == expected
+        matrix = tensors["token_embd.weight"]
+        weights = gguf.dequantize(matrix.data, matrix.tensor_type)
+        np.testing.assert_allclose(weights, net.embed.weight.detach().numpy(), rtol=0, atol=0.51 * step)
+    words = AutoTokenizer.from_pretrained(tmp_path / "f16", gguf_file="model.gguf")
+    assert words(TEXT, add_special_tokens=False, split_special_tokens=True).input_ids == BPE.encode(TEXT)
+
+
+def test_special_tokens_and_unused_rows_have_their_types(tmp_path):
+    import gguf
+
+    backend = tokenizers.Tokenizer.from_str(BPE.to_json())
+    backend.add_tokens([AddedToken("<|x|>", special=True, lstrip=True)])
+    tokenizer = Tokenizer(backend)
+    export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
+    fields = gguf.GGUFReader(tmp_path / "out/model.gguf").fields
+    types = [gguf.TokenType(int(value)).name for value in fields["tokenizer.ggml.token_type"].contents()]
+    assert (types[tokenizer.eot], types[1]) == ("CONTROL", "NORMAL")
+    assert types[BPE.vocab_size :] == ["CONTROL", "UNUSED"]
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r"format=gguf: the package gguf is not installed; pip install gguf"):
+        export_gguf(model(**LLAMA), BPE, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "head", "changes"), exported("gguf", "llama.cpp"))
+def test_llama_cpp_generates_the_same_tokens(name, head, changes, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    net, prompt = model(head, **changes), [BPE.begin, *BPE.encode(TEXT)]
+    for dtype, bound in (("f32", 1e-5), ("f16", 5e-3), ("q8_0", 0.1)):
+        export_gguf(net, BPE, tmp_path / dtype, dtype)
+        file, f32 = str(tmp_path / dtype / "model.gguf"), llama_cpp.GGML_TYPE_F32
+        loaded = llama_cpp.Llama(file, n_ctx=0, n_threads=1, logits_all=True, type_k=f32, type_v=f32, verbose=False)
+        assert loaded.tokenize(TEXT.encode(), special=False) == prompt
+        loaded.eval(prompt)
+        with torch.no_grad():
+            expected = net(torch.tensor([prompt]))[0].numpy()
+        assert np.abs(loaded.scores[: len(prompt)] - expected).max() <= bound * np.abs(expected).max()
+        if dtype == "f32":
+            ids = list(prompt)
+            for _ in range(32):
+                ids.append(int(net(torch.tensor([ids]))[0, -1].argmax()))
+                assert int(loaded.scores[loaded.n_tokens - 1].argmax()) == ids[-1]
+                loaded.eval(ids[-1:])

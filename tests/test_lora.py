@@ -18,8 +18,7 @@ from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.training.train import merged, train
 from tests.helpers.models import assert_same_model, equal, random_tokens, weights
-from tests.helpers.runs import MODEL, at_home, composed, outcome, result, stop
-from tests.helpers.scores import evaluate_run
+from tests.helpers.runs import MODEL, at_home, composed, evaluate_run, outcome, result, stop
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}

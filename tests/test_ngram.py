@@ -16,9 +16,6 @@ from lm.data.batches import TrainingStream
 from lm.data.ngram import ORDER, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.lab.targets import ExpectedTokens
-from lm.training.log import log_baseline
-from lm.training.train import train
-from tests.helpers.runs import short_run
 from tests.helpers.texts import documents
 
 BYTE = TokenizerConfig(kind="byte", vocab_size=None)
@@ -63,7 +60,7 @@ TEXTS = st.one_of(
 ).map(str.encode)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(TEXTS, TEXTS, st.binary(min_size=ORDER - 1, max_size=ORDER - 1))
 def test_it_is_the_model_of_the_paper_and_its_probabilities_sum_to_one(train, val, other):
     plain, text = Plain(train), bytes(ORDER - 1) + train + val
@@ -132,12 +129,3 @@ def test_evenly_spaced_stretches_are_used(source, tmp_path, monkeypatch):
     data = prepare(replace(source, cache_dir=f"{tmp_path}/other"), BYTE)
     assert data.ngram_share == pytest.approx(10_000 / cut, rel=0.1)
     assert whole.baselines["ngram"] != data.baselines["ngram"] == pytest.approx(whole.baselines["ngram"], rel=0.25)
-
-
-def test_a_run_above_the_ngram_is_told_so(text_file, tmp_path, caplog):
-    run = short_run(text_file, tmp_path / "run", max_steps=1)
-    _, result = train(run, replace(prepare(run.data, run.tokenizer), baselines={"ngram": 0.5}))
-    assert f"{result['val_bpb']:.3f} bits per byte; an n-gram model of the same text reaches 0.500" in caplog.text
-    caplog.clear()
-    log_baseline(result | {"baselines_bpb": {"ngram": 9.0}})
-    assert not caplog.messages

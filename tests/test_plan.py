@@ -1,4 +1,4 @@
-"""From a question to runs: arms composed and checked, parameters matched, budgets made equal, runs named."""
+"""From a question to runs: arms composed and checked, sizes matched, budgets equal, runs named, models continued."""
 
 import math
 import shutil
@@ -10,14 +10,18 @@ from conftest import ROOT
 
 from lm.config import DataConfig, RunConfig
 from lm.errors import UserError
+from lm.folder import read_base
 from lm.lab.ablation.ablate import plan_json
 from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.lab.ablation.ask import with_folds
+from lm.lab.ablation.execute import ENGINES
 from lm.lab.ablation.plan import seconds_to_go
 from lm.lab.ablation.warnings import plan_warnings
 from lm.system.code import code_identity
+from lm.training.train import train
 from tests.helpers.ablation_folder import question
-from tests.helpers.ablations import Lab, plan_in_a_moment
+from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
+from tests.helpers.runs import composed
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,6 @@ AB = {"arms": {"a": [], "b": []}, "baseline": "a", "primary": []}
 
 PATIENT = ["checkpoint={patience:2}", "validation.every=9"]
 REFUSED = [  # what is changed of a question, and the setting that is named
-    ({"baseline": "tid"}, "baseline=tid: no such arm; choose one of tied, untied"),
     ({"arms": {"tied": []}}, "arms: has 1"),
     ({"arms": {"tied": [], "un/tied": []}}, "arms.un/tied"),
     ({"metric": "loss"}, "metric=loss: choose one of val_loss, val_bpb, val_top1"),
@@ -86,9 +89,7 @@ REFUSED = [  # what is changed of a question, and the setting that is named
 ]
 ARMS = {  # what an arm says beside the configuration of its baseline
     "model.n_layer=3": "arms.b: model.n_layer=3: Key",
-    "model.n_heads=5": "arms.b: model.d_model=32",
     "seed=3": "arms.b: seed=3",
-    "checkpoint.resume=false": "arms.b: checkpoint.resume=false",
     "trainer.max_steps=9": "arms.b: trainer.max_steps=9",
     "trainer.devices=2": "arms.b: trainer.devices",
     "head=tied": "arms: a and b are the same configuration; what they change decides no score",  # as by default
@@ -98,7 +99,6 @@ ARMS = {  # what an arm says beside the configuration of its baseline
 REFUSED += [(AB | {"arms": {"a": [], "b": [override]}}, named) for override, named in ARMS.items()]
 TYPED = {  # and what is typed beside it
     "head=untied": "ablation.arms.tied: head=tied",
-    "data.path=/absent": "ablation.arms.tied: data.path=/absent",
     "seed=3": "ablation.arms.tied: seed=3",
     "max_minutes=1": "ablation.arms.tied: max_minutes=1",
 }
@@ -283,3 +283,96 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path, monkeyp
     (tmp_path / "stranger_of_mine.py").write_text("MORE = 1\n")
     assert code_hash({"model.linear": "helped.Own"}) == hashes[-1]
     assert code_hash() == hashes[0] != code_hash({"model.linear": "torch.nn.Linear"}), "also one that is installed"
+
+
+# --- arms that continue trained models: one for each seed, or one that is given
+
+TWO_HEADS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
+
+
+@pytest.fixture
+def lab(tmp_path, corpus, monkeypatch):
+    plan_in_a_moment(monkeypatch)
+    common = ["trainer.max_steps=4", "validation.every=0", "validation.batches=null", "prompts=[]"]
+    return Lab(tmp_path, corpus, common)
+
+
+def train_base(lab, seed, *words):
+    """Train the model that the runs of a seed start from, and return the hash of its weights."""
+    run_dir = lab.root / f"bases/seed{seed}"
+    settings = [*lab.overrides(), "head=tied", "trainer.max_steps=8", f"seed={seed}", f"run_dir={run_dir}"]
+    train(composed(*settings, *words))
+    return read_base(str(run_dir)).sha256
+
+
+@pytest.mark.slow
+def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
+    sha256 = {seed: train_base(lab, seed) for seed in (0, 1)}
+    words = {"overrides": [f"init_from={lab.root}/bases/seed{{seed}}"], "arms": TWO_HEADS}
+    starts = {}
+
+    def noted(spec):
+        starts[spec.arm, spec.run.seed] = spec.run.init_sha256
+        return 1 + 0.1 * spec.run.seed
+
+    draw_nothing(monkeypatch)
+    monkeypatch.setitem(ENGINES, "local", instant(noted))
+    lab.run(**words)
+    assert starts == {(arm, seed): sha256[seed] for arm in TWO_HEADS for seed in (0, 1)}
+    assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()
+    assert lab.run(**words, seeds=[1, 0]).record.changed == [], "the order of the seeds is no change"
+    shutil.rmtree(lab.root / "bases/seed1")
+    train_base(lab, 1, "optim.lr=0.02")
+    assert lab.run(**words).record.changed == [4], "another model of any seed is one"
+    with pytest.raises(UserError, match=r"init_from=.*bases/seed2: no such folder"):
+        lab.run(**words, seeds=[0, 1, 2])
+    for differs in ("tokenizer=char", "model.n_layers=1"):
+        train_base(lab, 2, differs)
+        with pytest.raises(UserError, match=r"init_from=.*bases/seed2: expected .* other models of this arm"):
+            lab.run(**words, seeds=[0, 1, 2])
+        shutil.rmtree(lab.root / "bases/seed2")
+
+
+def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog):
+    train_base(lab, 0, "data.fold=0")
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match=r"bases/seed0: expected a model that has not read the validation text"):
+        lab.plan(start, arms=TWO_HEADS)
+    train_base(lab, 1)
+    with pytest.raises(UserError, match=r"bases/seed0: expected a model that has not read the validation text"):
+        lab.plan(arms=TWO_HEADS, seeds=[1, 0], overrides=[f"init_from={lab.root}/bases/seed{{seed}}"])
+    train(composed(*lab.overrides(), start, f"run_dir={lab.root}/run"))
+    assert "has read this validation text" in caplog.text
+    caplog.clear()
+    train(composed(*lab.overrides(), start, "data.fold=0", f"run_dir={lab.root}/same"))
+    assert "has read this validation text" not in caplog.text
+    train(composed(*lab.overrides(), f"init_from={lab.root}/same", f"run_dir={lab.root}/second"))
+    assert "has read this validation text" in caplog.text, "by the model before it"
+
+
+def test_a_larger_part_of_a_text_that_is_held_out_has_been_read(lab):
+    train_base(lab, 0)
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match="expected a model that has not read the validation text"):
+        lab.plan(start, "data.val_fraction=0.9", arms=TWO_HEADS)
+    lab.plan(start, "data.val_fraction=0.05", arms=TWO_HEADS)
+
+
+def test_a_file_of_a_folder_that_a_base_was_trained_on_has_been_read(lab):
+    texts = lab.root / "texts"
+    texts.mkdir()
+    for name in "ab":
+        (texts / name).write_text(f"{name} has its own text. " * 200)
+    train_base(lab, 0, f"data.path={texts}")
+    start = f"init_from={lab.root}/bases/seed0"
+    with pytest.raises(UserError, match="expected a model that has not read the validation text"):
+        lab.plan(start, f"data.val_path={texts / 'b'}", arms=TWO_HEADS)
+    lab.plan(start, f"data.path={texts}", arms=TWO_HEADS)  # on the part that the base has not read
+
+
+def test_a_seed_stands_in_init_from_alone(lab):
+    train_base(lab, 0)
+    quoted = lab.plan(overrides=[f"init_from='{lab.root}/bases/seed{{seed}}'"], arms=TWO_HEADS, seeds=[0])
+    assert quoted.spec("tied", 0, 0).run.init_from == f"{lab.root}/bases/seed0"
+    with pytest.raises(UserError, match=r"^ablation.arms.tied: prompts=\[{seed}\]: expected {seed} in init_from alone"):
+        lab.plan(overrides=["prompts=[{seed}]"], arms=TWO_HEADS)

@@ -3,27 +3,23 @@
 import csv
 import json
 import re
-import shlex
 from functools import cache
 from itertools import groupby
-from statistics import fmean, stdev
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from hydra import initialize_config_dir
 from scipy import stats
 
-from lm.cli.compose import compose
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
-from lm.lab.ablation.question import METRICS, AblateConfig
+from lm.lab.ablation.question import METRICS
 from lm.lab.results import contrasts
 from tests.helpers.runs import composed
 
-CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"
+DOCS = ROOT / "docs/studies"
 STUDIES = sorted(str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("contrasts.csv"))
 
 
@@ -108,47 +104,6 @@ def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
         assert shown == own.groupby("factor")["val_loss"].mean().round(3).tolist()
 
 
-def test_what_pairs_save_is_what_the_rows_say(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    page = (ROOT / "docs/statistics.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    exec(code, names := {})
-    expected = []
-    for _, own in names["table"]:
-        spread = own[["correlation", "ratio"]].agg(["median", "min", "max"]).T.values.tolist()
-        shown = [f"{median:.2f} ({low:.2f} to {high:.2f})" for median, low, high in spread]
-        expected.append(f"| {len(own)} | {' | '.join(shown)} | {own.is_wider.sum()} |")
-    rows = [line for line in page.splitlines() if re.match(r"\| (`recipe|`tying|tying)", line)]
-    assert sorted(row[row.index("|", 1) :] for row in rows) == sorted(expected)
-
-
-PAGE = "".join(
-    (DOCS / page).read_text().replace("\\\n ", "") for page in ("tying/protocol.md", "../cs336.md", "own_text.md")
-)
-COMMANDS = {
-    f"tying/{name}": f"ablation=tying_core {words}" for name, words in re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.M)
-}
-COMMANDS |= {name: words for words, name in re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE, re.M)}
-# `recipe` was run from a copy of its text; the others have settings that are no more
-APART = {"recipe", "tying_pilot", "tying_trials", "tying/time", "tying/adamw_longer"}
-
-
-IN_CI = ["cs336/parts", "own_text", "tying/main", "tying_untie_when"]  # of each file of configs/ablation/ one
-OTHERS = sorted({*STUDIES} - APART - {*IN_CI})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
-def test_the_command_that_the_page_gives_asks_for_the_arms_and_seeds_of_the_study(name):
-    words = shlex.split(COMMANDS[name])
-    of_ablation = [word for word in words if word.lstrip("+~").startswith("ablation")]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("ablate", [*of_ablation, "ablation.name=any"], AblateConfig).ablation
-    table = reported(name)
-    assert (config.arms.keys(), {*config.seeds}) == ({*table.arm}, {*table.seed})
-    assert config.pairs() == {row["arm"]: row["baseline"] for row in published(name)}
-
-
 # --- figures of recipes
 
 FIRST_SEED = 2000  # smaller ones have served to choose something: docs/studies/README.md
@@ -170,28 +125,3 @@ def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(s
     recipe, losses = LATEST[settings]
     assert len(losses) >= 7
     assert recipe == config_hash(composed(*settings.split(), "seed=0"))[:8]
-
-
-def test_pages_and_configs_state_the_means_and_deviations():
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "own-text.md"))
-    page = page.replace("train.py ", "")
-    means = {settings: fmean(losses.values()) for settings, (_, losses) in LATEST.items()}
-    for settings, (_, losses) in LATEST.items():
-        (row,) = re.findall(rf"^\| `?{re.escape(settings)}`? .*", page, re.M)
-        sd, n = stdev(losses.values()), len(losses)
-        assert row.endswith(f"| {n} | {means[settings]:.4f} | {sd:.4f} | {sd / n**0.5:.4f} |")
-    for path in CONFIGS.glob("experiment/*.yaml"):
-        own = [settings for settings in RECIPES if settings.split()[0] == f"experiment={path.stem}"]
-        assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
-
-
-def test_the_readme_shows_a_figure_of_its_recipe():
-    """Within twice the spread of seeds, and what bf16 instead of fp32 changes."""
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/own-text.md").read_text()
-    (recipe,) = re.findall(r"^my\.txt has .*(experiment=\w+)", readme, re.M)
-    ((bits, ngram),) = re.findall(r"^bits per byte +([\d.]+) \(n-gram ([\d.]+)\)", readme, re.M)
-    ((mean_bits, baseline),) = re.findall(rf"^\| `train.py {recipe} .*?(\d\.\d+) \| (\d\.\d+) \| 7", page, re.M)
-    ((_, losses),) = (LATEST[settings] for settings in RECIPES if settings.split()[0] == recipe and "FILE" in settings)
-    spread = stdev(losses.values()) * float(mean_bits) / fmean(losses.values())  # in bits per byte
-    assert float(bits) == pytest.approx(float(mean_bits), abs=2 * spread + 0.01)
-    assert ngram == baseline

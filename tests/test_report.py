@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -10,12 +9,10 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT, TINY_RUN
 
-from lm.lab.ablation import figures
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
 from lm.lab.commands import report
-from lm.lab.report.figures import line_styles
 from lm.system.files import read_csv
 from lm.training.train import train
 from tests.helpers.ablation_folder import ARMS, CRACK, Page, make, numbers, write
@@ -68,41 +65,11 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full):
     assert "refresh" not in page.meta, "nothing writes it meanwhile"
 
 
-def test_the_first_screen_answers_and_says_what_it_rests_on(full):
-    page, found = Page(full), numbers(full)
-    first = page.text.partition("Comparisons arm")[0]
-    told = [warning["summary"] for warning in found["warnings"]]
-    assert {"45 of 60 runs are done.", "There are only 3 seeds."} <= {*told}
-    words = [*told, *(answer["sentence"] for answer in found["answers"]), "±0.01 nats per token (1 % of perplexity)"]
-    words += ["89,999 tokens, the same for all pairs", "each tuned arm at its own best of five learning rates"]
-    assert [part for part in words if part not in first] == []
-    assert [row[0] for row in page.tables[1][1:]] == ["untied", "untied_matched", "tied_naive"]
-    assert "| untied | tied |" in (full / "report.md").read_text()
-
-
-def test_the_numbers_of_the_report_are_json(full):
-    found = numbers(full)
-    assert (found["schema_version"], [row["primary"] for row in found["contrasts"]]) == (2, [True, True, False])
-    assert {row["status"] for row in found["without_result"]} == {"failed", "diverged", "missing"}
-    (untied,) = (arm for arm in found["arms"] if arm["name"] == "untied")
-    assert untied["ladder"]["best"] == pytest.approx(1, abs=0.1)
-
-
 def test_losses_of_different_texts_have_no_mean(tmp_path, monkeypatch):
     draw_nothing(monkeypatch)
     path = make(tmp_path, folds=True)
     assert [arm["scores"] for arm in numbers(path)["arms"]] == [{}] * 4
     assert "Scores" not in Page(path).headings
-
-
-def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(full):
-    figure = figures.learning(read_results(full))
-    for panel in figure.axes:
-        (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
-        curves = [line.get_xydata() for line in panel.lines if len(line.get_xydata()) > 2]
-        assert len(curves) >= 2
-        assert any(left < x < right and low < y < high for curve in curves for x, y in curve)
-    assert len({style.color for style in line_styles(range(9)).values()}) == 9
 
 
 @pytest.mark.parametrize(
@@ -117,16 +84,6 @@ def test_curves_pass_through_their_panels_and_arms_have_colours_of_their_own(ful
 def test_a_report_can_be_written_after_any_run(done, tuned, n_pairs, tmp_path):
     path = make(tmp_path, done=lambda arm, seed: (arm, seed) in done, tuned=tuned)
     assert [row["n_seeds"] for row in numbers(path)["contrasts"]] == [n_pairs, 0, 0]
-
-
-def test_what_weakens_a_verdict_stands_below_it(tmp_path, monkeypatch):
-    draw_nothing(monkeypatch)
-    found = read_results(make(tmp_path, report=False))
-    found.record.arms["untied"].settings["checkpoint.best"] = True
-    write_report(found)
-    weakness, text = "The scored model is chosen by the text that scores it.", Page(tmp_path).text
-    _, first, second = re.split(r"head=untied is |untied_matched .*?tied", text)[:3]
-    assert (weakness in first, weakness in second.partition(":")[0]) == (True, False)
 
 
 def test_a_weakness_is_of_the_comparisons_and_the_sums_that_have_it(tmp_path):

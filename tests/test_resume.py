@@ -1,32 +1,35 @@
 """A run that is stopped, killed and resumed ends with the same numbers, bit for bit, in a folder that is its own."""
 
+import errno
+import json
 import math
+import multiprocessing
 import os
-import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import HEADS, TEXT, TINY_RUN, some
+from conftest import HEADS, ROOT, TEXT, TINY_RUN, small_disk, some
 
 import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, ValidationConfig
 from lm.data.tokens import prepare
-from lm.errors import UserError
+from lm.errors import UserError, reading
 from lm.folder import load_model, read_base
 from lm.scoring import validate
-from lm.system.files import is_run
-from lm.training.run_directory import RunLocked
+from lm.system.files import atomic_file, is_run, read_csv, read_json, read_yaml, remove_partial
+from lm.training.run_directory import RunLocked, read_samples
 from lm.training.state import newest_checkpoint
 from lm.training.train import train
 from tests.helpers.models import weights
@@ -49,6 +52,7 @@ from tests.helpers.runs import (
     stop,
     wait_for,
 )
+from tests.helpers.writing import write_and_die, write_with_faults
 
 EVERY_FIVE = CheckpointConfig(every=5, keep=3)
 MIDTRAINING = replace(HEADS["untied_midtraining"], head_lr_multiplier=0.5)
@@ -115,7 +119,7 @@ def left(whole, tmp_path_factory):
     ],
 )
 def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole, left, tmp_path, variant):
-    """A kill at any operation of a run: tests/test_files.py, nightly."""
+    """A kill at any operation of a run: the fault campaign below."""
     run = left(variant, tmp_path / "run")
     _, scores = train(run)
     assert outcome(run) == outcome(whole(variant))
@@ -243,23 +247,12 @@ def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(shut
 # --- checkpoints
 
 
-@contextmanager
-def disk_of(n_bytes):
-    """No file can grow beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_full_disk_loses_nothing(whole, left, tmp_path):
     """Also where torch reports the error of the file as its own, which it does but for the last bytes of a file."""
     run = left(ADAMW, tmp_path / "run")
     before = checkpoints(run)
     for n_bytes in (20_000, 50_000):
-        with disk_of(n_bytes), pytest.raises(OSError, match="too large"):
+        with small_disk(n_bytes), pytest.raises(OSError, match="too large"):
             train(run)
     assert checkpoints(run) == before
     assert not list((tmp_path / "run").rglob(".partial*"))
@@ -477,3 +470,71 @@ def test_a_tokenizer_file_is_kept_with_a_run_that_stopped(finished_run, text_fil
     stop(composed(*words, *tokenizer, f"data.path={text_file}", "run_dir=run"), 6)
     Path("own.json").unlink()
     assert train(composed("run_dir=run"))[1]["resumed_from"] == [6]
+
+
+# --- files that are whole, whatever fails while they are written
+
+
+def in_a_process(work, *args):
+    """The exit code of a process that does some work."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_line_that_broke_off_is_left_out(tmp_path):
+    whole = [{"step": step, "samples": []} for step in (1, 2)]
+    lines = [json.dumps(line) for line in whole]
+    (tmp_path / "a.jsonl").write_text("\n".join([lines[0], '{"ste', '{"step": 1}', "5", lines[1], '{"st']))
+    assert read_samples(tmp_path / "a.jsonl") == whole
+    (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
+    assert read_csv(tmp_path / "a.csv", whole=False) == [{"step": "1", "tokens": "100"}]
+
+
+@pytest.mark.parametrize("read", [read_json, read_yaml])
+def test_what_holds_something_else_is_named(tmp_path, read):
+    path = tmp_path / "file"
+    for content in (b"", b"[1, 2]", b"{", b"\xff", b"a: !!python/name:os.system"):
+        path.write_bytes(content)
+        with pytest.raises(UserError) as caught, reading(path):
+            read(path)
+        assert str(caught.value).startswith(f"{path}: not what lm wrote (")
+        assert "\n" not in str(caught.value)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path):
+    folders = [tmp_path / "runs", run := tmp_path / "runs/one"]
+    run.mkdir(parents=True)
+    assert in_a_process(write_and_die, folders) == -signal.SIGKILL
+    remove_partial(tmp_path)
+    assert [path.parent for path in tmp_path.rglob(".partial-*-killed")] == [run], "which has a lock of its own"
+    remove_partial(run)
+    assert not [*tmp_path.rglob(".partial-*")]
+
+
+def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    with pytest.raises(OSError, match="No space left") as caught, small_disk(), atomic_file(path) as file:
+        np.zeros(10_000).tofile(file)  # its error has no number
+    assert (caught.value.errno, caught.value.filename, os.listdir(tmp_path)) == (errno.ENOSPC, str(path), [])
+
+    def read_only(*given, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "temporary")
+
+    monkeypatch.setattr("builtins.open", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
+def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):
+    assert in_a_process(write_with_faults, tmp_path) == 0
+
+
+@pytest.mark.nightly
+def test_the_fault_campaign_finds_no_defect():
+    command = [sys.executable, "-m", "scripts.faults", "minutes=5"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -111,20 +111,6 @@ def test_generate_in_every_way(command, finished_run, monkeypatch):
 
 
 @slow
-def test_a_run_ends_with_a_text_to_read_and_lines_to_paste(cwd, command):
-    words = [*TINY_RUN, "tokenizer=bpe", "tokenizer.vocab_size=270", "prompts=null", "data.path=my file.txt"]
-    _, shown, _ = command("train", *words)
-    end = shown.splitlines()
-    drawn, greedy = end.index("Drawn at temperature=0.8:"), end.index("Greedy:")
-    assert 200 < len("".join(end[drawn + 2 : greedy])) < 500
-    assert greedy - drawn > 5, "with the line breaks of the text"
-    pasted = [shlex.split(row)[1:] for row in end if re.match(r"  \S*python\S* ", row)]
-    assert [Path(script).stem for script, *_ in pasted] == ["generate", "look", "ablate"]
-    assert command("generate", *pasted[0][1:])[1].startswith(pasted[0][1].removeprefix("prompt="))
-    assert pasted[2][1:] == ["head=tied,untied", "my file.txt"]
-
-
-@slow
 @pytest.mark.nightly
 def test_a_reader_that_leaves_ends_a_command_without_a_word(finished_run):
     options = {"cwd": finished_run.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -148,20 +134,6 @@ def test_a_sweep_runs_each_job_and_compares_them(command, cwd):
         mean, sd = fmean(values.values()), stdev(values.values())
         assert {*values} == {0, 1}
         assert line[:5] == [name, "2", f"{mean:.4f}", f"{sd:.4f}", f"{sd / 2**0.5:.4f}"]
-
-
-@slow
-@pytest.mark.nightly
-def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script, cwd):
-    """As under Hydra's launchers for joblib and submitit: what a job notes in its own process does not come back."""
-    plugins = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests/plugins"), os.environ.get("PYTHONPATH", "")])}
-    line = ("-m", "hydra/launcher=processes", *TINY_RUN, "data.path=absent.txt,my file.txt", "seed=1")
-    answer = script("train", *line, env=plugins)
-    assert answer.returncode == 2
-    assert answer.stderr.splitlines()[-1].startswith("error: a job of the sweep failed: data.path=absent.txt")
-    assert "Traceback" not in answer.stderr
-    assert "20 steps" in answer.stderr  # messages come from the other process too
-    assert len(list(cwd.glob("runs/*/result.json"))) == 1
 
 
 # --- what ends a command

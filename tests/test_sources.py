@@ -171,24 +171,6 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
         prepare(replace(config, separator="###"), BYTE)
 
 
-NOTICED = [  # file, content, and what is said of it
-    ("t.txt", b"text\n", ""),
-    ("t.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0), "looks like JSON; data=json"),
-    ("t.txt", b'{"text": "a"}\n', "looks like JSON; data=json"),
-    ("t.txt", b"\n<!DOCTYPE html>\n<html><p>Some text", "looks like a web page"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "said"), NOTICED)
-def test_a_table_or_a_web_page_that_is_read_as_text_is_noticed(name, content, said, tmp_path, caplog):
-    (tmp_path / name).write_bytes(content)
-    for _ in range(2):  # also when the tokens are there
-        caplog.clear()
-        prepare(DataConfig(source="text", path=f"{tmp_path}/{name}", seq_len=1), BYTE)
-        assert said in caplog.text
-        assert bool(caplog.messages) == bool(said)
-
-
 # --- tables
 
 

@@ -37,7 +37,6 @@ class Hub:
     sent: Counter[str] = field(default_factory=Counter)  # path in the repository -> bytes sent
     fault: Callable[[str], int | None] = lambda path: None  # the path of a request -> a status to fail with
     address: str = ""
-    encoding: str | None = None  # that a file is said to be sent in
 
     def commit(self, repository, files, branch="main"):
         """Add a commit that holds these files to a branch; return its hash."""
@@ -117,8 +116,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         self.send_header("X-Repo-Commit", commit)
-        if self.hub.encoding:
-            self.send_header("Content-Encoding", self.hub.encoding)
         self.end_headers()
         if self.command == "HEAD":
             return

@@ -14,6 +14,7 @@ import pytest
 
 from lm.cli.arguments import for_hydra, kinds_of
 from lm.cli.compose import compose
+from lm.cli.evaluate import score_text
 from lm.config import (
     CheckpointConfig,
     DataConfig,
@@ -25,6 +26,8 @@ from lm.config import (
     TrainerConfig,
     ValidationConfig,
 )
+from lm.folder import load_model
+from lm.system.device import set_threads
 from lm.system.files import read_csv, read_json
 from lm.training.processes import Interrupted, Signals
 from lm.training.train import train
@@ -159,6 +162,13 @@ def outcome(run):
     logs = {path.name: path.read_text() for path in sorted([*folder.glob("*.csv"), *folder.glob("samples.jsonl")])}
     scores = {key: value for key, value in result(folder).items() if key not in CLOCK}
     return {"result": scores, "weights": (folder / "model/model.safetensors").read_bytes(), **logs}
+
+
+def evaluate_run(config):
+    """Score the run of `config` on its own validation text, or on the text of `config`."""
+    set_threads(config.threads)
+    net, tokenizer = load_model(str(config.run_dir), config.classes or ())
+    return score_text(net, tokenizer, Path(str(config.run_dir)), config.data, config, {})
 
 
 # --- runs that do not end by themselves
