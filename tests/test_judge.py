@@ -1,4 +1,4 @@
-"""From a frame of runs to verdicts: scipy's tests, pairs, families, lost runs, weighted sums, and the ladder.
+"""From a frame of runs to verdicts: scipy's tests, pairs, families, lost runs, weighted sums, and the words.
 
 How often verdicts are wrong is simulated by scripts/benchmark/error_rates.py; docs/statistics.md has its tables.
 """
@@ -313,6 +313,34 @@ def test_a_sentence_has_the_values_the_amount_its_certainty_and_what_was_not_don
     vague = judged(shifted(0.05), arms_of="ab", equivalence_margin=0.02).loc["b"]
     assert f"about {vague.seeds_needed} seeds would detect 2 % of perplexity" in vague.sentence
     assert detectable(vague.sd, vague.seeds_needed) <= 0.02 < detectable(vague.sd, vague.seeds_needed - 1)
+
+
+FOUR = LADDERS[LADDERS["factor"] < 1.9]
+TWO = {"arms_of": "ab"}
+NEARLY = {"a": [1.0] * 5, "b": [1.1, 1.3, 1.05, 1.4, 1.15], "c": [1.1, 0.9, 1.2, 0.8, 1.05]}  # p of b: 0.03, of two
+WORDS = [
+    (runs(LOSSES), TWO | {"folds": True}, ["8 seeds and validation texts"]),
+    (runs(LOSSES), TWO | {"looks": [4, 8]}, ["97.5 % CI"]),
+    (shifted(1e-4), TWO, ["b and a are equivalent within 0.1 % of perplexity: ", "90 % CI"]),
+    (runs(LOSSES).iloc[:0], TWO, ["no seed has finished"]),
+    (ends(a="d", b="d"), TWO, ["which give no interval", "a verdict needs 3 seeds"]),
+    (runs({"a": [1.0] * 4, "b": [2.0] * 4}), TWO, ["no test is possible"]),
+    (ends(a="dddddddf", b="dddddddn"), TWO, ["b diverged at 1 of 8 seeds; a failed at seed 7", "others may favour it"]),
+    (ends(a="nnnn", b="nnnn"), TWO, ["no run of b and a trained"]),
+    (runs(NEARLY), {"seeds": [*range(5)]}, ["not after correction for the number of comparisons"]),
+    (ends(a="ddd", b="nnd"), TWO | {"looks": [3, 8]}, ["b diverged at 2 of 3 seeds"]),  # a look has decided
+    (diverging(LADDERS["seed"] >= 0), TUNED, ["all five values of b"]),
+    (diverging(LADDERS["factor"] > 1.9), TUNED, ["; 1 of the five values of b diverged"]),
+    (diverging(LADDERS["seed"] == 3), TUNED, ["a at its own best of five learning rates (a 1.4 times the config's);"]),
+    (LADDERS, TUNED, ["each at its own best of five learning rates (b 0.71 times the config's, a 1.4 times)"]),
+    (pd.concat([LADDERS[LADDERS["arm"] == "a"], FOUR[FOUR["arm"] == "b"]]), TUNED, ["of four to five learning rates"]),
+]
+
+
+@pytest.mark.parametrize(("frame", "asked", "words"), WORDS)
+def test_a_sentence_says_on_what_a_verdict_rests_and_why_there_is_none(frame, asked, words):
+    told = judged(frame, **asked).sentence["b"]
+    assert [part for part in words if part not in told] == [], told
 
 
 @pytest.mark.parametrize(

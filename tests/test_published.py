@@ -5,6 +5,7 @@ import json
 import re
 from functools import cache
 from itertools import groupby
+from statistics import fmean, stdev
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 from conftest import ROOT
 from scipy import stats
 
+from lm.cli.arguments import CONFIGS
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
@@ -125,3 +127,28 @@ def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(s
     recipe, losses = LATEST[settings]
     assert len(losses) >= 7
     assert recipe == config_hash(composed(*settings.split(), "seed=0"))[:8]
+
+
+def test_pages_and_configs_state_the_means_and_deviations():
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "own-text.md"))
+    page = page.replace("train.py ", "")
+    means = {settings: fmean(losses.values()) for settings, (_, losses) in LATEST.items()}
+    for settings, (_, losses) in LATEST.items():
+        (row,) = re.findall(rf"^\| `?{re.escape(settings)}`? .*", page, re.M)
+        sd, n = stdev(losses.values()), len(losses)
+        assert row.endswith(f"| {n} | {means[settings]:.4f} | {sd:.4f} | {sd / n**0.5:.4f} |")
+    for path in CONFIGS.glob("experiment/*.yaml"):
+        own = [settings for settings in RECIPES if settings.split()[0] == f"experiment={path.stem}"]
+        assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
+
+
+def test_the_readme_shows_a_figure_of_its_recipe():
+    """Within twice the spread of seeds, and what bf16 instead of fp32 changes."""
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/own-text.md").read_text()
+    (recipe,) = re.findall(r"^my\.txt has .*(experiment=\w+)", readme, re.M)
+    ((bits, ngram),) = re.findall(r"^bits per byte +([\d.]+) \(n-gram ([\d.]+)\)", readme, re.M)
+    ((mean_bits, baseline),) = re.findall(rf"^\| `train.py {recipe} .*?(\d\.\d+) \| (\d\.\d+) \| 7", page, re.M)
+    ((_, losses),) = (LATEST[settings] for settings in RECIPES if settings.split()[0] == recipe and "FILE" in settings)
+    spread = stdev(losses.values()) * float(mean_bits) / fmean(losses.values())  # in bits per byte
+    assert float(bits) == pytest.approx(float(mean_bits), abs=2 * spread + 0.01)
+    assert ngram == baseline
