@@ -29,7 +29,7 @@ from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
-FORMAT = 14  # version of the folder; a new version builds all folders again
+FORMAT = 15  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
