@@ -123,6 +123,13 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
     assert error.endswith("a picture.svg: the validation loss of 4 of 4 runs\n")
 
 
+def test_a_run_without_a_row_has_an_empty_picture(folder, tmp_path):
+    shutil.copytree(folder / "tied-0", tmp_path / "runs/young")
+    (tmp_path / "runs/young/metrics.csv").write_text("step,tokens,val/loss\n")
+    command.run([f"folder={tmp_path}", f"plot={tmp_path / 'curves.svg'}"])
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
 def test_a_folder_that_cannot_be_listed_is_named(open_folder, caplog):
     for name in ("open", "closed/run"):
         write_run_dir(open_folder / name, RunConfig(head=HEADS["tied"]))

@@ -95,7 +95,7 @@ def panels(rows: int, height: float, extra: float = 0.0, **options: Any) -> tupl
 def legend(figure: Figure, axes: Axes) -> None:
     """Draw the legend above the panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    widest = 0.082 * max(map(len, labels)) + 0.6  # inches, with the sample of a line
+    widest = 0.082 * max(map(len, labels), default=0) + 0.6  # inches, with the sample of a line
     figure.legend(handles, map(shorten, labels), loc="outside upper left", ncols=max(1, int(WIDTH / widest)))
 
 
