@@ -15,7 +15,6 @@ from lm.cli.arguments import parse, split_words, with_folders
 from lm.errors import check_output, expand_paths, require
 from lm.lab.runs.find import find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
-from lm.system.files import write_text
 from lm.system.terminal import printable
 
 
@@ -45,7 +44,8 @@ def run(args: list[str]) -> None:
             check_output(path, key)
     if table is not None and table.is_file():
         with open(table, "rb") as file:
-            require(file.read(4) == b"run,", f"csv={table}", "a new file, or an earlier list of runs")
+            is_ours = file.read(4) in (b"run,", b"")  # empty where a process was killed
+            require(is_ours, f"csv={table}", "a new file, or an earlier list of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":
@@ -54,7 +54,7 @@ def run(args: list[str]) -> None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(listing(runs, len(every), width))
     if table is not None and config.csv != "-":
-        write_text(table, listing_csv(runs))
+        table.write_bytes(listing_csv(runs).encode())  # no temporary file in a folder of others
     if plot is not None:
         from lm.lab.runs.curves import plot_runs
 

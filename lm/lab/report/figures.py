@@ -14,7 +14,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from lm.system.files import atomic_file
 from lm.system.terminal import printable
 
 WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
@@ -56,7 +55,7 @@ def inline(svg: str, label: str) -> Markup:
 
 def save(draw: Callable[[], Figure], path: Path) -> None:
     """Write a figure as an .svg or .png file."""
-    with matplotlib.rc_context(fname=STYLE), atomic_file(path) as file:
+    with matplotlib.rc_context(fname=STYLE), open(path, "wb") as file:
         if path.suffix == ".svg":
             file.write(svg(draw(), "curves").encode())
         else:
