@@ -621,12 +621,12 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fields_of(schema: Any, prefix: str = "") -> dict[str, Field[Any]]:
     """Return the fields of a dataclass by their dotted keys, the groups as well as what they hold."""
-    found: dict[str, Field[Any]] = {}
+    by_key: dict[str, Field[Any]] = {}
     for item in fields(schema):
-        found[prefix + item.name] = item
+        by_key[prefix + item.name] = item
         for group in filter(is_dataclass, (item.type, *get_args(item.type))):
-            found |= fields_of(group, f"{prefix}{item.name}.")
-    return found
+            by_key |= fields_of(group, f"{prefix}{item.name}.")
+    return by_key
 
 
 DECIDING = {

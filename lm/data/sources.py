@@ -93,9 +93,9 @@ class TextFiles:
         for name, file in self.files.items():
             if sha256:
                 with open_file(file) as content:
-                    found = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # IO[bytes]
+                    digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
                 expected = f"one file of data.sha256={sha256}"
-                require(found == sha256.lower(), f"{self._place_of(file)}: has {found}", expected)
+                require(digest == sha256.lower(), f"{self._place_of(file)}: has {digest}", expected)
             if separator is None:
                 yield name, self._blocks(file)
                 continue

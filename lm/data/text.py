@@ -123,7 +123,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
             if is_last:
                 break
         file.seek(0)
-        content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # as of typeshed
+        content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     if not end:
         raise UserError(f"{source.place}: the text is empty")
     text_hash = derived(content, hashlib.sha256(records).hexdigest())

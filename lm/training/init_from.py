@@ -64,7 +64,8 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
     directory, own = RunDirectory(base.folder.parent), run.data
     texts = directory.texts_read()
     state = local_states(own).get("data.val_path" if own.val_path else "data.path")
-    if splits := [split for *split, read in texts if read == state is not None]:
+    splits = [split for *split, digest in texts if digest == state] if state is not None else []
+    if splits:
         return any(split_hash != data.hash or own.val_fraction > fraction for fraction, split_hash in splits)
     scored = replace(own, path=own.val_path or own.path, val_path=None)
     return bool(texts and local_files_of(scored) & local_files_of(directory.text()))

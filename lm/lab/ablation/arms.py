@@ -174,7 +174,7 @@ def _check_base(arm: Arm, init_from: str) -> None:
 
 def _check_distinct(question: Question, arms: Arms) -> None:
     names: dict[tuple[str, int], str] = {}
-    tuned = str(question.tuned_setting)
+    tuned = question.tuned_setting or ""
     values = [arm.settings[tuned] for arm in arms.values() if arm.is_tuned]
     for name, arm in arms.items():
         hashes = (arm.identity["data_hash"], arm.identity["tokenizer_hash"])

@@ -109,8 +109,8 @@ def read_question(path: Path) -> QuestionFile:
     with reading(path, "a question in YAML"):
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         require(isinstance(content, dict), "its content", "keys with values, such as question, arms and seeds")
-        named = isinstance(content.get("arms", {}), dict)
-        require(named, "arms", "a name for each arm with its settings, as in {wide: model.d_ff=512}")
+        have_names = isinstance(content.get("arms", {}), dict)
+        require(have_names, "arms", "a name for each arm with its settings, as in {wide: model.d_ff=512}")
         return {SHORT.get(key, key): value for key, value in content.items()}
 
 
@@ -173,7 +173,9 @@ def confirmation(source: Path) -> QuestionFile:
     pairs = question.pairs()
     needed = {question.baseline, *(name for arm in question.primary_arms() for name in (arm, pairs[arm]))}
     arms = {
-        arm: [_led(record, source, word) for word in own.overrides] for arm, own in record.arms.items() if arm in needed
+        arm: [_from_source(record, source, word) for word in own.overrides]
+        for arm, own in record.arms.items()
+        if arm in needed
     }
     shift = max(FRESH, 1 + max(record.seeds) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
@@ -196,11 +198,11 @@ def confirmation(source: Path) -> QuestionFile:
         "looks": [],
         "seeds": seeds,
         "first_fold": first_fold,
-        "overrides": [_led(record, source, word) for word in record.common()],
+        "overrides": [_from_source(record, source, word) for word in record.common()],
     }
 
 
-def _led(record: AblationRecord, source: Path, word: str) -> str:
+def _from_source(record: AblationRecord, source: Path, word: str) -> str:
     """Return an override whose path leads to the file that the ablation of a folder has read."""
     if (key := key_of(word)) not in PATHS or SEED in word:
         return word

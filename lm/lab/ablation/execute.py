@@ -76,9 +76,8 @@ def execute(
 ) -> None:
     """Make each of these runs once, `workers` at a time.
 
-    `on_end` is called with each of them, `on_poll` now and then. An interrupt cancels what
-    is queued or running and goes on to the caller. Raises UserError if the engine does not take a run, or if a machine
-    lacks what runs need.
+    `on_end` is called with each of them, `on_poll` now and then. An interrupt cancels what is queued or running, and
+    goes on to the caller. Raises UserError if the engine does not take a run, or if a machine lacks what runs need.
     """
     waiting, running = deque(specs), list[tuple[RunSpec, Any]]()
     try:

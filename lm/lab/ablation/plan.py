@@ -9,7 +9,6 @@ import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -111,9 +110,14 @@ class Plan:
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
-        with suppress(UserError):
-            return bool(self.spec(arm, self.question.seeds[0], rung))
-        return False
+        values = settings_of_run(self.record, arm, self.arms[arm], self.question.seeds[0], factor(rung))
+        try:  # this setting alone: a base that cannot be read is another fault
+            change(
+                self.arms[arm].run, {key: value for key, value in values.items() if key == self.question.tuned_setting}
+            )
+        except UserError:
+            return False
+        return True
 
 
 @dataclass(slots=True, frozen=True, eq=False)
