@@ -111,10 +111,9 @@ class Plan:
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
         values = settings_of_run(self.record, arm, self.arms[arm], self.question.seeds[0], factor(rung))
-        try:  # this setting alone: a base that cannot be read is another fault
-            change(
-                self.arms[arm].run, {key: value for key, value in values.items() if key == self.question.tuned_setting}
-            )
+        tuned = {key: value for key, value in values.items() if key == self.question.tuned_setting}
+        try:  # the tuned setting alone: a base that cannot be read is another fault
+            change(self.arms[arm].run, tuned)
         except UserError:
             return False
         return True
