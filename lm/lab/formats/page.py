@@ -4,6 +4,7 @@ In the templates, model.js computes, tokens.js draws tokens, and model_page.js d
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from lm.data.text import ANYWHERE
 from lm.data.tokenizer import Tokenizer
 from lm.errors import UserError
 from lm.lab.formats.output import check_finite, is_byte_level, new_folder
-from lm.lab.report.pages import render, script_hash
+from lm.lab.report.pages import render
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import write_text
@@ -58,11 +59,15 @@ def export_page(
         tokenizer=_vocabulary(tokenizer),
         tensors=_tensors(net, dtype),
         script=Markup(script),
-        script_hash=script_hash(script),
+        script_hash=_base64(hashlib.sha256(script.encode()).digest()),
     )
     with new_folder(output_dir) as folder:
         write_text(folder / FILE, page)
     return Path(output_dir, FILE)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _config(net: Transformer) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def _tensors(net: Transformer, dtype: str) -> Iterator[tuple[str, str, Markup]]:
         with np.errstate(over="ignore"):
             values = tensor.detach().cpu().numpy().astype({"f16": "<f2", "f32": "<f4"}[chosen])
         check_finite(name, values, chosen)
-        yield name, chosen, Markup(base64.b64encode(values.tobytes()).decode())
+        yield name, chosen, Markup(_base64(values.tobytes()))
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The server of the page. It answers this machine alone, and lets one model compute at a time.
 
-GET / is the page, GET /runs the runs as JSON, GET /report the report of the ablation that they belong to. POST /prompt
-streams a row of JSON per token; the other questions are answered with JSON. A refusal is {"error": LINE} with a status
-from 400 on.
+GET / is the page, and GET /runs the runs. A question is a POST. An answer is a line of JSON; that of /prompt is a line
+for each token. A refusal is {"error": LINE} with the status 400.
 """
 
 import json
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,11 +17,11 @@ from typing import Any
 
 from lm.config import build
 from lm.decoding import Sampling
-from lm.errors import DAMAGE, UserError, first_line, require, require_seed
+from lm.errors import UserError, reading, require, require_seed
 from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.views import attention, continuations, opening, scored_text
 from lm.lab.report.figures import INK, line_styles
-from lm.lab.report.pages import render, script_hash
+from lm.lab.report.pages import render
 from lm.training.run_directory import METRICS
 
 ADDRESS = "127.0.0.1"
@@ -31,6 +29,16 @@ MAX_MODELS = 2  # in a question
 LOADED = 4  # models in memory
 MODEL_FILES = ("config.json", "model/config.json")  # what is there of them changes with the model
 RUN_FILES = ("config.yaml", METRICS, "result.json", *MODEL_FILES)
+PAGE = {  # by their addresses
+    "/": ("look.html.j2", "text/html"),
+    "/look.css": ("look.css.j2", "text/css"),
+    "/look.js": ("look.js.j2", "text/javascript"),
+}
+# The page runs its own script alone, and asks no other place.
+POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +68,7 @@ class _Prompt(_Question):
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
         require_seed(self.seed)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
-        return continuations(models, self.prompt, self.max_new_tokens, sampling)
+        yield from continuations(models, self.prompt, self.max_new_tokens, sampling)
 
 
 @dataclass(kw_only=True)
@@ -68,8 +76,8 @@ class _Text(_Question):
     text: str = ""  # empty: the validation text of the first run
     passage: int = 0
 
-    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
-        return scored_text(models, self.text, self.passage)
+    def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
+        yield scored_text(models, self.text, self.passage)
 
 
 @dataclass(kw_only=True)
@@ -77,31 +85,25 @@ class _Attention(_Question):
     text: str = ""
     position: int | None = None  # of the token that attends; null: the last one
 
-    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
-        return attention(models[0], self.text, self.position)
+    def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
+        yield attention(models[0], self.text, self.position)
 
 
 @dataclass(kw_only=True)
 class _Opening(_Question):
-    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
-        return opening(models[0])
+    def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
+        yield opening(models[0])
 
 
 KINDS = (_Prompt, _Text, _Attention, _Opening)
 QUESTIONS = {kind.__name__.lower().replace("_", "/"): kind for kind in KINDS}  # by their addresses
 
 
-class _Refusal(Exception):
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status = status
-
-
 # --- the server
 
 
 class LookServer(ThreadingHTTPServer):
-    """`places` gives the runs that there are now, by name. `folder` is their ablation's, if there is one."""
+    """`places` gives the runs that there are now, by name."""
 
     def __init__(
         self,
@@ -144,17 +146,6 @@ def _stamp(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
-@lru_cache(maxsize=1)
-def _page() -> tuple[bytes, str]:
-    """Return the page, and a policy under which only its own script runs."""
-    text = render("look.html.j2", title="Look at runs")
-    policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
-    for tag in ("style", "script"):
-        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        policy += [f"{tag}-src 'sha256-{script_hash(content)}'"]
-    return text.encode(), "; ".join([*policy, "frame-ancestors 'none'"])
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: LookServer
     timeout = 20  # seconds without a byte
@@ -168,12 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, respond: Callable[[], None]) -> None:
         """Respond, and turn every error into a line."""
-        self.streaming = False
+        self.has_begun = False
         try:
             self._check_origin()
             respond()
-        except _Refusal as error:
-            self._fail(error.status, str(error))
         except ConnectionError:  # the page has been closed
             pass
         except (UserError, OSError) as error:
@@ -185,73 +174,54 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_origin(self) -> None:
         """Refuse the requests of pages of other sites, which may come under a name of theirs or from their origin."""
         hosts = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
-        if (host := self.headers.get("Host")) not in hosts:
-            raise _Refusal(403, f"Host: {host}: expected {hosts[0]}")
-        if (origin := self.headers.get("Origin")) not in (None, *(f"http://{host}" for host in hosts)):
-            raise _Refusal(403, f"Origin: {origin}: expected {self.server.address}")
+        host, origin = self.headers.get("Host"), self.headers.get("Origin")
+        require(host in hosts, f"Host: {host}", hosts[0])
+        require(origin in (None, *(f"http://{host}" for host in hosts)), f"Origin: {origin}", self.server.address)
 
     def _get(self) -> None:
-        if self.path == "/":
-            self._head(200, "text/html; charset=utf-8")
-            self.wfile.write(_page()[0])
-        elif self.path == "/runs":
-            self._json(200, self.server.runs())
-        else:
-            raise _Refusal(404, f"{self.path}: no such address")
+        if self.path == "/runs":
+            self._send(self.server.runs())
+            return
+        require(self.path in PAGE, self.path, "an address of the page")
+        template, kind = PAGE[self.path]
+        self._head(200, f"{kind}; charset=utf-8")
+        self.wfile.write(render(template).encode())
 
     def _post(self) -> None:
-        if self.path not in QUESTIONS:
-            raise _Refusal(404, f"{self.path}: no such address")
-        question = self._question(QUESTIONS[self.path])
-        with self.server.lock:
-            answer = question.answer(self.server.models(question.runs))
-        if isinstance(answer, Iterator):
-            self._stream(answer)
-        else:
-            self._json(200, answer)
-
-    def _question(self, kind: Any) -> Any:
-        try:
+        require(self.path in QUESTIONS, self.path, "an address of the page")
+        with reading(Path(self.path), "a question"):
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             own = content if isinstance(content, dict) else {}
             texts = {key: own.pop(key) for key in ("prompt", "text") if isinstance(own.get(key), str)}
-            return replace(build(kind, content), **texts)  # a text that is "???" is no missing value
-        except UserError:
-            raise
-        except DAMAGE as error:
-            raise _Refusal(400, f"not a question ({type(error).__name__}: {first_line(error)})") from error
+            question: Any = replace(build(QUESTIONS[self.path], content), **texts)  # "???" is no missing value
+        with self.server.lock:
+            rows = question.answer(self.server.models(question.runs))
 
-    def _stream(self, rows: Iterator[dict[str, Any]]) -> None:
-        row: dict[str, Any] | None = {}
-        while row is not None:
-            with self.server.lock:  # another page gets its turn after each token
-                row = next(rows, None)
-            self._row({"end": ""} if row is None else row)
+        def following() -> dict[str, Any] | None:
+            with self.server.lock:  # another page gets its turn after each row
+                return next(rows, None)
 
-    def _row(self, row: Any) -> None:
-        """Send a line of a stream. The first line opens the stream: until then, a refusal has a status of its own."""
-        if not self.streaming:
-            self._head(200, "application/x-ndjson")
-        self.streaming = True
-        self.wfile.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        for row in iter(following, None):
+            self._send(row)
 
     def _fail(self, status: int, error: str) -> None:
-        content = {"error": " ".join(error.split())}
         with suppress(OSError):  # nobody reads it
-            self._row(content) if self.streaming else self._json(status, content)
+            self._send({"error": " ".join(error.split())}, status)
 
-    def _json(self, status: int, content: Any) -> None:
-        text = json.dumps(content, allow_nan=False).encode()
-        self._head(status, "application/json")
-        self.wfile.write(text)
+    def _send(self, row: Any, status: int = 200) -> None:
+        """Send a line of an answer. The first line begins the answer: until then, a refusal has a status of its own."""
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        if not self.has_begun:
+            self._head(status, "application/json")
+        self.has_begun = True
+        self.wfile.write(line)
 
     def _head(self, status: int, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Security-Policy", _page()[1])
+        self.send_header("Content-Security-Policy", POLICY)
         self.send_header("Cache-Control", "no-store")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
 

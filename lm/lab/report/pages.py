@@ -4,9 +4,7 @@ A template whose name ends in .html.j2 escapes all that it is given but figures.
 `md` for text, an indented block for code. Control characters become escapes in both.
 """
 
-import base64
 import functools
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,6 @@ LONG = 12  # number of digits that nobody reads any more
 def render(template: str, **context: Any) -> str:
     """Return the text of a template of the lab. What cannot be written as UTF-8 becomes a question mark."""
     return _environment().get_template(template).render(**context).encode(errors="replace").decode()
-
-
-def script_hash(content: str) -> str:
-    """Return what a content security policy calls a script or a style, after sha256-."""
-    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
 @functools.cache

@@ -22,10 +22,10 @@ async function continuePrompt(form) {
   try {
     for await (const row of streamed("/prompt", asked, own.signal)) {
       if (row.error) throw new Error(row.error);
-      if ("end" in row) endSteps(view, row.end);
-      else if (row.note) view.boxes[row.model].before(el("p", { className: "soft" }, row.note));
+      if (row.note) view.boxes[row.model].before(el("p", { className: "soft" }, row.note));
       else addStep(view, row);
     }
+    endSteps(view);
   } finally {
     if (stream === own) $("stop").hidden = true;
   }
@@ -44,9 +44,8 @@ function addStep(view, row) {
   markParting(view);
 }
 
-function endSteps(view, reason) {
+function endSteps(view) {
   const rows = view.steps[0];
-  $("message").textContent = reason;
   if (!view.chosen && rows.length) choose(view, rows.reduce((least, row) => (row.lead < least.lead ? row : least)));
   if (view.steps.length < 2 || view.hasParted) return;
   const [first, second] = view.steps.map((steps) => steps.map((row) => row.text).join(""));
