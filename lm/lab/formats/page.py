@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,11 @@ def _base64(content: bytes) -> str:
 
 
 def _config(net: Transformer) -> dict[str, Any]:
-    """Return what model.js reads of the settings."""
-    names = ("n_layers", "d_model", "n_heads", "head_dim", "norm", "norm_order", "norm_eps", "ffn", "position")
+    """Return the settings of the model, and what model.js reads beside them."""
     position, device = net.position, net.embed.weight.device
     return {
-        **{name: getattr(net.config, name) for name in names},
-        "qk_norm": net.config.qk_norm,
+        **asdict(net.config),
+        "head_dim": net.config.head_dim,
         "n_kv_heads": net.config.kv_heads,
         "frequencies": position.frequencies(device).tolist() if isinstance(position, RoPE) else None,
         "embedding_multiplier": net.embed.multiplier,
