@@ -111,20 +111,22 @@ def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> s
 
 def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
     """Return the lines of a table: names, scores, the settings that differ, other results."""
-    keys = without_parts_of_the_head(differing(runs), runs)
-    columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
+    columns = {"run": [_short(run.name, width and width // 2) for run in runs]}
     if any(run.note for run in runs):
         status = (" ".join(f"{run.status}: {run.note}".rstrip(": ").split()) for run in runs)
-        columns.append(["status", *(_short(cell, width and WIDTH) for cell in status)])
-    results, settings = ([[HEADS.get(key, key)] for key in names] for names in (RESULTS, keys))
-    for column, (key, decimals) in zip(results, RESULTS.items(), strict=True):
-        column += [format(run.result[key], decimals) if key in run.result else "" for run in runs]
-    for column, key in zip(settings, keys, strict=True):
+        columns["status"] = [_short(cell, width and WIDTH) for cell in status]
+    results = {
+        key: [format(run.result[key], decimals) if key in run.result else "" for run in runs]
+        for key, decimals in RESULTS.items()
+    }
+    columns |= {key: results[key] for key in SCORES}
+    for key in without_parts_of_the_head(differing(runs), runs):
         most = 8 if key.endswith(("_hash", "sha256")) else None
-        column += [_short(to_override_value(run[key])[:most], WIDTH) for run in runs]
-    columns += [*results[: len(SCORES)], *settings, *results[len(SCORES) :]]
+        columns[key] = [_short(to_override_value(run[key])[:most], WIDTH) for run in runs]
+    columns |= results
     fitting, left = [], math.inf if width is None else width
-    for column in columns:
+    for key, cells in columns.items():
+        column = [HEADS.get(key, key), *cells]
         if (size := max(map(len, column)) + 2) <= left + 2:
             fitting.append(column)
             left -= size
