@@ -30,18 +30,17 @@ Name = TypeVar("Name")
 
 
 def as_svg(draw: Callable[..., Figure | None], *content: Any) -> str | None:
-    """Return what a function draws of this content as SVG, or None if it draws nothing. Ids begin with its name."""
-    with matplotlib.rc_context(fname=STYLE):
-        figure = draw(*content)
-        return None if figure is None else svg(figure, draw.__name__)
+    """Return what a function draws of this content as an <svg> element, or None if it draws nothing.
 
-
-def svg(figure: Figure, prefix: str) -> str:
-    """Return an <svg> element that can stand in one page with others: without a prolog, with ids of its own."""
+    The element can stand in one page with others: it has no prolog, and its ids begin with the name of the function.
+    """
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with matplotlib.rc_context(fname=STYLE):
+        if (figure := draw(*content)) is None:
+            return None
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
-    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text[text.index("<svg") :])
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{draw.__name__}-", text[text.index("<svg") :])
 
 
 def inline(svg: str, label: str) -> Markup:
@@ -51,15 +50,6 @@ def inline(svg: str, label: str) -> Markup:
     """
     themed = re.sub("|".join(THEME), lambda colour: THEME[colour[0]], svg)
     return Markup(themed.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
-
-
-def save(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a figure as an .svg or .png file."""
-    with matplotlib.rc_context(fname=STYLE), open(path, "wb") as file:
-        if path.suffix == ".svg":
-            file.write(svg(draw(), "curves").encode())
-        else:
-            draw().savefig(file, format="png", dpi=200, metadata={"Software": None})
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.errors import UserError
-from lm.lab.report.figures import NAME, axis_limits, legend, line_styles, panels, save, tokens_axis
+from lm.lab.report.figures import NAME, STYLE, axis_limits, legend, line_styles, panels, tokens_axis
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import METRICS, read_rows
@@ -38,7 +39,8 @@ def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
     shown = [run for run in runs if len(curves[run.name])]
     if not shown:
         raise UserError(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
-    save(lambda: _picture(curves, shown), path)
+    with matplotlib.rc_context(fname=STYLE):
+        _picture(curves, shown).savefig(path, dpi=200)  # in the format that the end of the name says
     many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
     return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
 
