@@ -10,7 +10,6 @@ tuned setting; 1 in an arm that is not tuned) and `run_dir` (below the ablation'
 `run_dir` (below `folder`) and `seed`. Integers are Int64 and other numbers float64; what is not known is missing.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ import pandas as pd
 from lm.config import flat
 from lm.errors import UserError
 from lm.lab.ablation.folder import FILE as RECORD
-from lm.lab.ablation.folder import RESULT, frame_of
+from lm.lab.ablation.folder import RESULT, finite, frame_of
 from lm.lab.ablation.judge import Contrast
 from lm.lab.ablation.results import Results, read_results
 from lm.lab.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
@@ -79,7 +78,7 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
         raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
     columns = [*dict.fromkeys([*COUNTS, metric, *names])]
     points = frame_of([line | identity for identity, line in lines], {**which, **dict.fromkeys(columns, str)})
-    points[columns] = points[columns].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
+    points[columns] = finite(points[columns])
     kinds = dict.fromkeys(columns, "float64") | dict.fromkeys(COUNTS, "Int64")
     return points[points[metric].notna()].astype(kinds).reset_index(drop=True)
 

@@ -351,6 +351,11 @@ def frame_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | Non
     return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
 
 
+def finite(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return cells of a metrics.csv as numbers. What is no finite number is missing."""
+    return cells.apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
+
+
 def _column(values: list[Any], kind: type | None) -> Any:
     kinds = {type(value) for value in values if value is not None}
     kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)

@@ -20,6 +20,7 @@ from lm.lab.ablation.folder import (
     ArmRecord,
     Run,
     RunReader,
+    finite,
     read_record,
     settings_of_run,
 )
@@ -155,8 +156,8 @@ class Results:
             if line.get("val/loss")
         ]
         curves = pd.DataFrame(rows, columns=[*which, *POINT])
-        numbers = curves[[*POINT]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
-        return curves.assign(**numbers).astype(dict.fromkeys(("step", "tokens", "val/tokens"), "Int64"))
+        kinds = dict.fromkeys(("step", "tokens", "val/tokens"), "Int64")
+        return curves.assign(**finite(curves[[*POINT]])).astype(kinds)
 
     @cached_property
     def curves_shown(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.errors import UserError
+from lm.lab.ablation.folder import finite
 from lm.lab.report.figures import NAME, STYLE, axis_limits, legend, line_styles, panels, tokens_axis
 from lm.lab.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value
@@ -18,8 +19,7 @@ MAX_LABELS = 16  # curves that a legend can tell apart
 
 def read_curves(run_dir: Path) -> pd.DataFrame:
     """Return the columns of metrics.csv, indexed by training tokens. What is no finite number is missing."""
-    frame = pd.DataFrame(read_rows(run_dir / METRICS)).apply(pd.to_numeric, errors="coerce")
-    frame = frame.replace([float("inf"), float("-inf")], float("nan"))
+    frame = finite(pd.DataFrame(read_rows(run_dir / METRICS)))
     return frame.dropna(subset="tokens").set_index("tokens") if "tokens" in frame else frame
 
 
