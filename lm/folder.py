@@ -6,7 +6,7 @@ Hugging Face transformers is named, the lab converts the folder into a model in 
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)
+RUN_MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run, or was one
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
 # Settings that the weights of a model do not depend on.
@@ -45,22 +46,34 @@ def read_result(path: Path) -> dict[str, Any] | None:
         return read_json(path)
 
 
-def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the runs at or below a folder in order. Leave out hidden folders and the runs of ablations."""
-    for folder, below, names in os.walk(top):
-        if "ablation.json" in names or ("config.yaml" in names and is_run(Path(folder))):
-            below[:] = []
-            if "ablation.json" not in names:
-                yield Path(folder)
-        below[:] = sorted(name for name in below if not name.startswith("."))
+def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
+    """Return the folders at or below `top` that hold a file of such a name, by their names below `top`, in order.
+
+    Hidden folders are not searched, nor is what lies in a run or in a folder that was found. No folder has none.
+    """
+    folders = {}
+
+    def warn(error: OSError) -> None:
+        if top.is_dir():
+            log.warning("%s is left out: %s", error.filename, error.strerror)
+
+    for folder, below, files in os.walk(top, onerror=warn):
+        if any(mark in files for mark in marks):
+            place = Path(folder)
+            folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
+        below[:] = [] if {*marks, *RUN_MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
+    return folders
 
 
 def newest_run(folder: Path, finished: bool = True) -> Path | None:
-    """Return the run below a folder that was finished last, or the last written unfinished run if not `finished`."""
+    """Return the run below a folder that was finished last, or the last written unfinished run if not `finished`.
+
+    Runs of ablations do not count.
+    """
     times: list[tuple[float, Path]] = []
-    for path in run_folders(folder):
+    for path in folders_with(("ablation.json", "config.yaml"), folder).values():
         result, metrics = path / "result.json", path / "metrics.csv"
-        if result.exists() == finished:
+        if is_run(path) and not (path / "ablation.json").exists() and result.exists() == finished:
             last = result if finished else metrics if metrics.exists() else path / "config.yaml"
             times.append((last.stat().st_mtime, path))
     return max(times)[1] if times else None

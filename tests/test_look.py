@@ -18,11 +18,11 @@ from lm import generate
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import GREEDY, Sampling, window_start
 from lm.errors import UserError
+from lm.folder import RUN_MARKS, folders_with
 from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import LoadedModel, described_run
 from lm.lab.look.server import LookServer
 from lm.lab.look.views import attention, attention_weights, continuations, scored_text
-from lm.lab.runs.find import MARKS, folders_with
 from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.browser import browser_page
@@ -151,7 +151,7 @@ def test_a_run_that_is_damaged_is_described_as_well_as_it_can_be(folder, tmp_pat
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with LookServer(lambda: folders_with(MARKS, folder)) as server:
+    with LookServer(lambda: folders_with(RUN_MARKS, folder)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server

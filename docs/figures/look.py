@@ -17,10 +17,10 @@ from typing import Any
 
 from PIL import Image
 
+from lm.folder import RUN_MARKS, folders_with
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.look.server import LookServer
-from lm.lab.runs.find import MARKS, folders_with
 from tests.helpers.browser import browser_page
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ def save(page: Any, name: str) -> None:
 
 
 def main(folder: Path) -> None:
-    with LookServer(lambda: folders_with(MARKS, folder)) as server, browser_page(1080, 800) as page:
+    with LookServer(lambda: folders_with(RUN_MARKS, folder)) as server, browser_page(1080, 800) as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for view in (prompt, attention, text):
             page.goto("about:blank")

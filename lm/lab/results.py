@@ -20,11 +20,12 @@ import pandas as pd
 
 from lm.config import flat
 from lm.errors import UserError
+from lm.folder import folders_with
 from lm.lab.ablation.folder import FILE as RECORD
 from lm.lab.ablation.folder import RESULT, finite, frame_of
 from lm.lab.ablation.judge import Contrast
 from lm.lab.ablation.results import Results, read_results
-from lm.lab.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
+from lm.lab.runs.find import FoundRun, differing, find_runs, places_with, without_parts_of_the_head
 from lm.lab.runs.listing import check_key
 from lm.training.run_directory import METRICS, read_rows
 
@@ -94,7 +95,8 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     `minimum_detectable` difference, and the `seeds_needed` to detect the margin; `verdict`, `undecided_by`, and
     `sentence`. Of a weighted sum `arm` is its name and `baseline` its formula.
     """
-    return contrasts_of(_ablations(folder, needed=True))
+    top = Path(os.path.expanduser(folder))
+    return contrasts_of(_ablations(places_with([RECORD], top, RECORD)))
 
 
 def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
@@ -109,22 +111,17 @@ def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
     return frame_of(rows, {"ablation": str, **columns})
 
 
-def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
-    """Return the ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
-    top = Path(os.path.expanduser(folder))
-    places = folders_with([RECORD], top) if top.is_dir() else {}
-    if needed and not places:
-        reason = f"holds no {RECORD}" if top.is_dir() else "is a file" if top.exists() else "no such folder"
-        raise UserError(f"folder={folder}: {reason}; expected a folder that holds an ablation")
+def _ablations(places: Mapping[str, Path]) -> dict[str, Results]:
     return {name: read_results(place) for name, place in places.items()}
 
 
 def _read_runs(folder: str | Path) -> tuple[Columns, list[_Run]]:
     """Return the runs of a folder, and the columns that say which run a row is about."""
-    if ablations := _ablations(folder):
+    top = Path(os.path.expanduser(folder))
+    if ablations := _ablations(folders_with([RECORD], top)):
         runs = [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
         return {"ablation": str, "arm": str, "seed": int, "factor": float, "run_dir": str}, runs
-    found = find_runs(Path(os.path.expanduser(folder)))
+    found = find_runs(top)
     runs = [
         _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS)) for run in found
     ]

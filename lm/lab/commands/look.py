@@ -14,8 +14,7 @@ from pathlib import Path
 from lm.cli.arguments import parse, split_words, with_folders
 from lm.data.paths import listed
 from lm.errors import UserError, expand_paths, require, require_min
-from lm.folder import newest_run, runs_of
-from lm.lab.runs.find import MARKS, folders_with
+from lm.folder import RUN_MARKS, folders_with, newest_run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +50,10 @@ def run(args: list[str]) -> None:
     def places() -> dict[str, Path]:
         if names:
             return {name: Path(name) for name in names}
-        runs = folders_with(MARKS, folder)
+        runs = folders_with(RUN_MARKS, folder)
         return dict(sorted(runs.items(), key=lambda item: item[1] != first))  # the page opens with the first one
 
-    first = None if names or newest_run(folder) is None else Path(runs_of(None, folder)[0])
+    first = None if names else newest_run(folder)
     set_threads(config.threads)
     try:
         server = LookServer(places, config.port, config.classes or [])
@@ -73,7 +72,7 @@ def run(args: list[str]) -> None:
 def _with_words(args: list[str]) -> list[str]:
     """Return the settings, with the folders that words name: runs, or a folder that holds runs. Raises UserError."""
     words, settings = split_words(args, LookConfig)
-    has_run = any(os.path.exists(f"{word}/{name}") for word in words for name in (*MARKS, "config.json"))
+    has_run = any(os.path.exists(f"{word}/{name}") for word in words for name in (*RUN_MARKS, "config.json"))
     return with_folders(words, settings, "run_dir" if has_run else "folder")
 
 

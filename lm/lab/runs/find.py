@@ -1,7 +1,5 @@
 """The runs below a folder: the settings of each, its result, and what became of it."""
 
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +9,9 @@ from tqdm import tqdm
 
 from lm.config import deciding_settings, flat
 from lm.errors import UserError, without_secrets
-from lm.folder import read_result
+from lm.folder import RUN_MARKS, folders_with, read_result
 from lm.training.run_directory import RunDirectory, read_rows
 
-MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
-log = logging.getLogger(__name__)
 FINITE = ("train/loss", "train/grad_norm", "val/loss")  # columns of metrics.csv that are numbers unless a run diverged
 NOT_FINITE = ("nan", "inf", "-inf")
 HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
@@ -41,29 +37,17 @@ class FoundRun:
 
 def find_runs(folder: Path) -> list[FoundRun]:
     """Return the runs below a folder. Raises UserError if there is no such folder, or no run below it."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
-    if not (places := folders_with(MARKS, folder)):
-        raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
+    places = places_with(RUN_MARKS, folder, "runs")
     bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
     return [read_run(place, name) for name, place in bar]
 
 
-def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
-    """Return the folders at or below `top` that hold a file of such a name, by their names below `top`, in order.
-
-    Not searched are hidden folders, and what lies in a run or in a folder that was found.
-    """
-    folders = {}
-    for folder, below, files in os.walk(
-        top, onerror=lambda error: log.warning("%s is left out: %s", error.filename, error.strerror)
-    ):
-        if any(mark in files for mark in marks):
-            place = Path(folder)
-            folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
-        below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
-    return folders
+def places_with(marks: Sequence[str], folder: Path, what: str) -> dict[str, Path]:
+    """Return the folders that `folders_with` finds. Raises UserError that names `what` is missing if there is none."""
+    if places := folders_with(marks, folder):
+        return places
+    found = f"holds no {what}" if folder.is_dir() else "is a file" if folder.exists() else "no such folder"
+    raise UserError(f"folder={folder}: {found}; expected a folder in which train or ablate has written some")
 
 
 def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
