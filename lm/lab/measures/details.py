@@ -51,30 +51,23 @@ def frequency_bands(counts: np.ndarray) -> np.ndarray:
     return bands
 
 
-def by_frequency(nll: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]:
-    """Return the loss in nats per token of each band that has targets; `counts` (V,) decides the bands.
-
-    `vocabulary` is the number of token ids in a band, `least` and `most` how often the rarest and the most frequent of
-    them occurs in the counted text, `tokens` the number of targets.
-    """
-    bands = frequency_bands(counts)
-    rows = []
-    for i in range(BANDS):
-        inside = bands == i
-        if n := int(nll.counts[inside].sum()):
-            row = {"band": i + 1, "vocabulary": int(inside.sum())}
-            row |= {"least": int(counts[inside].min()), "most": int(counts[inside].max()), "tokens": n}
-            rows.append({**row, "loss": float(nll.total_nll[inside].sum() / n)})
-    return rows
-
-
 class Details(NLLByTarget):
     """The measure of `evaluate details=true`, and what it adds to the scores."""
 
     def scores(self, train: np.ndarray | None) -> dict[str, Any]:
-        """Return the scores. `train` (n,) are the tokens in which frequencies are counted; None: the scored tokens."""
+        """Return the loss in nats per token of each band that has targets.
+
+        `train` (n,) are the tokens in which frequencies are counted; None: the scored tokens. Of a band, `vocabulary`
+        is the number of its token ids, `least` and `most` how often the rarest and the most frequent of them occurs in
+        the counted text, `tokens` the number of targets.
+        """
         counts = self.counts if train is None else token_counts(train, len(self.counts))
-        return {
-            "frequency_in": "the scored text" if train is None else "the training text",
-            "by_frequency": by_frequency(self, counts),
-        }
+        bands, rows = frequency_bands(counts), list[dict[str, float]]()
+        for i in range(BANDS):
+            inside = bands == i
+            if n := int(self.counts[inside].sum()):
+                occurrences, loss = counts[inside], float(self.total_nll[inside].sum() / n)
+                least, most = int(occurrences.min()), int(occurrences.max())
+                row = {"band": i + 1, "vocabulary": len(occurrences), "least": least, "most": most}
+                rows.append(row | {"tokens": n, "loss": loss})
+        return {"frequency_in": "the scored text" if train is None else "the training text", "by_frequency": rows}
