@@ -1,6 +1,5 @@
 """Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +54,7 @@ def run(args: list[str]) -> None:
     if config.format == "page":
         place, samples = Path(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
         run = place.parent if place.name == "model" else place
-        title, prompt = config.title or run.name, samples[0]["prompt"] or _opening(run)
+        title, prompt = config.title or run.name, samples[0]["prompt"]
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         return
@@ -69,16 +68,6 @@ def run(args: list[str]) -> None:
     print(f"{written}: {architecture}; {reader} loads it")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
-
-
-def _opening(run_dir: Path) -> str:
-    """Return a line of the run's validation text, or an empty text if the text is not at hand."""
-    from lm.lab.measures.samples import validation_prompts
-    from lm.scoring import own_data
-
-    with suppress(UserError, OSError, IndexError):
-        return validation_prompts(own_data(run_dir)[0])[0]
-    return ""
 
 
 def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
