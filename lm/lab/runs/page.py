@@ -1,8 +1,7 @@
-"""One page about one run: its scores, curves, size, settings that differ from the defaults, and samples."""
+"""One page about one run: its scores, curves, settings that differ from the defaults, and samples."""
 
 import shlex
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_samples
 
 MAX_TIMES = 5  # times during training whose samples are shown
-FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")
+FACTS = ("head", "seed", "flops_per_token", "device", "cpu", "precision", "threads", "python", "resumed_from")
 HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 
 
@@ -36,42 +35,19 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         raise UserError(f"run_dir={run_dir}: {run.note}")
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
     svg = as_svg(draw_curves, curves, (result.get("best") or {}).get("step"))
-    by_role = result["n_params_by_role"].items() if result else ()
     context = {
         "title": run.name,
-        "status": run.status,
-        "note": run.note,
-        "summary": _summary(run_dir, run, result) if result else "",
+        "run": run,
+        "has_model": (run_dir / "model/config.json").exists(),
+        "address": shlex.join([f"run_dir={run_dir}", *consent(run.settings)]),
         "scores": score_table(result) if result else [],
         "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
-        "size": [(role, count, 100 * count / max(1, result["n_params"])) for role, count in by_role],
-        "result": result,
         "settings": [*_settings(run, flat(dict(defaults)))],
         "samples": _samples(run, result),
         "facts_of_run": [*_facts(result)] if result else [],
-        "commands": [*_commands(run)],
     }
     write_text(run_dir / "report.html", render("run.html.j2", **context))
     return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
-
-
-def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
-    source = (run["data.path"] and Path(str(run["data.path"])).name) or run["data.source"]
-    finished = datetime.fromtimestamp((run_dir / "result.json").stat().st_mtime)
-    return (
-        f"A model with {result['n_params']:,} parameters, trained for {result['steps']:,} steps on {source}; finished "
-        f"on {finished:%Y-%m-%d at %H:%M}."
-    )
-
-
-def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
-    """Yield what can be done with the run, each with the command, to be typed in the folder of `report`."""
-    address = shlex.join([f"run_dir={run.path}", *consent(run.settings)])
-    if run.status == "unfinished":
-        yield "Resume it", f"python -m lm train {address}"
-    if (run.path / "model/config.json").exists():
-        yield "Generate from it", f'python -m lm generate {address} "prompt=Once" temperature=0.8'
-        yield "Look at it, token by token", f"python -m lm look {address}"
 
 
 def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | None:
