@@ -154,7 +154,6 @@ SYNONYMS = {  # other names in transformers, of the same functions
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_pytorch_tanh"),
 }
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")  # the order in which a message looks for the nearest
 
 
 def architecture_of(
@@ -164,7 +163,7 @@ def architecture_of(
     for architecture in among:
         if not architecture.unsupported(config):
             return architecture
-    nearest = min(among, key=lambda other: [key in other.unsupported(config) for key in DISTINGUISHING])
+    nearest = min(among, key=lambda other: len(other.unsupported(config)))
     key = nearest.unsupported(config)[0]
     setting = f"{where}model.{key}={to_override_value(getattr(config, key))}"
     raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
