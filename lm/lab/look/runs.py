@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,30 +61,24 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int], after: Sequence[int] =
     yield from ((token, "") for token in pending)
 
 
-def same_tokenizer(models: Sequence[LoadedModel]) -> bool:
-    """Return whether token ids mean the same in all of these models."""
-    return len({model.tokenizer.hash for model in models}) == 1
-
-
 def described_run(name: str, path: Path) -> dict[str, Any]:
     """Return what the list shows of a run, finished or not. A point of `curve` is tokens, val/loss and val/bpb."""
-    run = read_run(path, name)
-    points: list[list[float | None]] = []
-    if run.status != "broken":
-        try:
+    run, has_model, points = read_run(path, name), _has_model(path), list[list[float | None]]()
+    try:
+        if run.status != "broken":
             points = _points(path)
-        except (UserError, OSError) as error:
-            run = replace(run, status="broken", note=str(error))
-    scores = _numbers(run.result.get("val_loss"), run.result.get("val_bpb"))
-    last_loss, last_bpb = points[-1][1:] if points and not run.result else scores
+    except (UserError, OSError) as error:
+        run = replace(run, status="broken", note=str(error))
+    if has_model and not RunDirectory(path).config.exists():
+        run = replace(run, status="model", note="a model without a record of its training")
+    scores = [run.result.get("val_loss"), run.result.get("val_bpb")]
     kept = run.result.get("best.step")
-    status = {"status": run.status, "note": run.note or (f"the model of step {kept:,}" if kept else "")}
-    if not RunDirectory(path).config.exists() and _has_model(path):
-        status = {"status": "model", "note": "a model without a record of its training"}
+    last_loss, last_bpb = points[-1][1:] if points and not run.result else scores
     return {
         "name": name,
-        **status,
-        "has_model": _has_model(path),
+        "status": run.status,
+        "note": run.note or (f"the model of step {kept:,}" if kept else ""),
+        "has_model": has_model,
         "text": Path(str(run["data.path"])).name if run["data.path"] else str(run["data.source"] or ""),
         "data_hash": run["data_hash"],
         "tokenizer_hash": run["tokenizer_hash"],
@@ -97,14 +90,11 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
 
 
 def _points(path: Path) -> list[list[float | None]]:
-    """Return the points of the curve of a run, at most MAX_POINTS."""
-    frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss")
-    chosen = {i * (len(frame) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(frame) else 0)}
-    return [[float(tokens), *_numbers(*row)] for tokens, *row in frame.iloc[sorted(chosen)].itertuples(name=None)]
-
-
-def _numbers(*values: Any) -> list[float | None]:
-    return [None if isinstance(value, float) and not isfinite(value) else value for value in values]
+    """Return the points of the curve of a run, at most MAX_POINTS, and the last point of all."""
+    frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss").reset_index()
+    chosen = frame.iloc[:: -1 - len(frame) // MAX_POINTS].iloc[::-1].astype(object)
+    points: list[list[float | None]] = chosen.where(chosen.notna(), None).to_numpy().tolist()
+    return points
 
 
 def _has_model(path: Path) -> bool:

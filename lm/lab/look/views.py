@@ -16,7 +16,7 @@ from lm.data.batches import IGNORED
 from lm.data.tokenizer import Tokenizer
 from lm.decoding import Sampling, decode, window_start
 from lm.errors import UserError, require
-from lm.lab.look.runs import LoadedModel, same_tokenizer, token_texts
+from lm.lab.look.runs import LoadedModel, token_texts
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Attention, Transformer
 from lm.scoring import GIVE, evaluate
@@ -125,7 +125,8 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     difference.
     """
     first, n_passages = models[0], 0
-    require(same_tokenizer(models), f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
+    is_same = len({model.tokenizer.hash for model in models}) == 1  # else token ids mean something else in each
+    require(is_same, f"run={models[-1].name}", f"a model with the tokenizer of {first.name}")
     if text:
         ids = [first.tokenizer.begin, *first.tokenizer.encode(text)]  # refuses half of a character
         n_bytes = len(text.encode())
