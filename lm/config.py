@@ -22,13 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.errors import (
     UserError,
+    check_settings,
     expand_paths,
     first_line,
     require,
     require_choice,
-    require_min,
-    require_positive,
-    require_seed,
 )
 
 
@@ -96,11 +94,9 @@ class ModelConfig:
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
                 choices = ", ".join(CLASSES[key])
                 raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
-        require_choice("model.norm_order", self.norm_order, NORM_ORDERS)
-        counts = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_rows")
-        require_min(1, "model.", self, *counts, "lora_rank")
-        require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
-        require_positive("model.", self, "rope_theta", "norm_eps", "lora_alpha")
+        sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_rows", "lora_rank")
+        others = ("rope_theta", "norm_eps", "lora_alpha")
+        check_settings("model.", self, *sizes, *others, norm_order=NORM_ORDERS)
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         setting = f"model.attention_bias={self.attention_bias}"
         require(self.attention_bias in (None, False, True, "qkv"), setting, "true, false, qkv or null")
@@ -207,9 +203,7 @@ class HeadConfig:
     untie_at: float | None = None  # fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
-        require_choice("head.kind", self.kind, HEADS)
-        require_min(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
-        require_min(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
+        check_settings("head.", self, kind=HEADS)
         for key in ("head_lr_multiplier", "head_std", "untie_at"):
             is_needed, value = key in HEAD_SETTINGS[self.kind], getattr(self, key)
             if is_needed and value is None:
@@ -289,12 +283,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "path", "val_path")
-        require_choice("data.source", self.source, SOURCES)
-        require_choice("data.order", self.order, ("windows", "documents"))
-        require_choice("data.rows", self.rows, ("documents", "lines"))
-        require_min(1, "data.", self, "seq_len", "batch_size", "max_bytes")
-        require_min(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
-        require_min(0, "data.", self, "overfit_batches", "fold")
+        counts = ("seq_len", "batch_size", "max_bytes", "val_max_bytes")
+        orders, rows = ("windows", "documents"), ("documents", "lines")
+        check_settings("data.", self, *counts, source=SOURCES, order=orders, rows=rows)
+        longest = 4  # bytes of a character
+        require((self.val_max_bytes or longest) >= longest, f"data.val_max_bytes={self.val_max_bytes}", "4 or more")
         require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source == "stdlib" and self.path is not None:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")
@@ -341,7 +334,7 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "path")
-        require_choice("tokenizer.kind", self.kind, TOKENIZERS)
+        check_settings("tokenizer.", self, kind=TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
         if self.kind != "bpe" and self.vocab_size is not None:
@@ -379,15 +372,12 @@ class OptimConfig:
     final_lr_fraction: float = 0.0  # learning rate at the end, as a fraction of the peak
 
     def __post_init__(self) -> None:
-        require_choice("optim.name", self.name, ("adamw", "muon"))
-        require_choice("optim.decay", self.decay, ("linear", "cosine", "constant"))
-        rates = ("lr", "adam_lr", "lr_scale", "eps", "weight_decay", "final_lr_fraction")
-        require_min(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
+        check_settings("optim.", self, name=("adamw", "muon"), decay=("linear", "cosine", "constant"))
         for key in ("adam_lr", "momentum", "ns_steps"):
             value = getattr(self, key)
             if (self.name == "muon") != (value is not None):
                 raise UserError(f"optim.{key}={value}: expected with optim=muon, and only there")
-        require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
+        require((self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         are_decays = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(are_decays, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
@@ -420,13 +410,9 @@ class TrainerConfig:
     detect_anomaly: bool = unhashed(False)  # stop at the operation whose gradient is NaN; slow
 
     def __post_init__(self) -> None:
-        require_choice("trainer.accelerator", self.accelerator, ACCELERATORS)
-        require_choice("trainer.strategy", self.strategy, STRATEGIES)
-        require_choice("trainer.precision", self.precision, PRECISIONS)
-        counts = ("devices", "num_nodes", "max_steps", "accumulate_grad_batches", "log_every_n_steps")
-        require_min(1, "trainer.", self, *counts)
-        require_min(0, "trainer.", self, "gradient_clip_val")
-        require_positive("trainer.", self, "max_epochs")
+        counts = ("devices", "num_nodes", "max_steps", "max_epochs", "accumulate_grad_batches", "log_every_n_steps")
+        choices = {"accelerator": ACCELERATORS, "strategy": STRATEGIES, "precision": PRECISIONS}
+        check_settings("trainer.", self, *counts, **choices)
 
     @property
     def world_size(self) -> int:
@@ -468,7 +454,7 @@ class CheckpointConfig:
     patience: int | None = None  # validations without a lower val/loss that end the run; null: any
 
     def __post_init__(self) -> None:
-        require_min(1, "checkpoint.", self, "every", "keep", "patience")
+        check_settings("checkpoint.", self, "every", "keep", "patience")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -482,8 +468,7 @@ class ValidationConfig:
     batches: int | None = unhashed(16)  # batches of data.batch_size windows; null: the whole text
 
     def __post_init__(self) -> None:
-        require_min(0, "validation.", self, "every")
-        require_min(1, "validation.", self, "batches")
+        check_settings("validation.", self, "batches")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -491,7 +476,7 @@ class DiagnosticsConfig:
     every: int = unhashed(0)  # optimizer steps between rows of diagnostics.csv; 0: no such file
 
     def __post_init__(self) -> None:
-        require_min(0, "diagnostics.", self, "every")
+        check_settings("diagnostics.", self)
 
 
 LOSSES = ("auto", "plain", "chunked")
@@ -531,12 +516,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "init_from")
-        require_choice("loss", self.loss, LOSSES)
-        require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
-        require(0 <= self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
-        require_positive("", self, "loss_temperature", "max_minutes")
-        require_min(1, "", self, "max_tokens", "threads")
-        require_seed(self.seed)
+        positive = ("loss_temperature", "max_minutes", "max_tokens", "threads")
+        check_settings("", self, *positive, loss=LOSSES, init_tied_matrix=TIED_MATRICES)
+        require(self.ngram_smoothing <= 1, f"ngram_smoothing={self.ngram_smoothing}", "0 to 1")
         require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import foreign_classes
 from lm.data.tokenizer import Tokenizer
-from lm.errors import UserError, require, require_seed
+from lm.errors import UserError, check_settings, require
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
@@ -48,10 +48,9 @@ class Sampling:
     def __post_init__(self) -> None:
         is_finite = self.temperature == 0 or 1e-6 <= self.temperature <= 2**53  # logits divided by it stay finite
         require(is_finite, f"temperature={self.temperature}", "0 (greedy), or 1e-6 to 2**53")
-        require_seed(self.seed)
-        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
-        require(0 < self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
-        require(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
+        check_settings("", self, "top_k", "top_p")
+        require(self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
+        require(self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
         for key, neutral in (("top_k", None), ("top_p", 1), ("min_p", 0)):
             if self.temperature == 0 and (value := getattr(self, key)) != neutral:
                 raise UserError(f"{key}={value}: is for sampling, and temperature=0 is greedy; add temperature=1")

@@ -1,11 +1,11 @@
 """Errors that a user can correct, each as one line, and the checks that raise them."""
 
 import csv
-import math
 import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -111,24 +111,20 @@ def require_choice(key: str, name: str | None, names: Collection[str]) -> None:
         raise UserError(f"{key}={name}: choose one of {', '.join(names)}")
 
 
-def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
-    """Raise UserError for a value below `minimum`, above 2**53, or NaN. None passes."""
-    for key in keys:
-        value = getattr(config, key)
-        if value is not None and not minimum <= value <= 2**53:
-            expected = "at most 2**53" if value > minimum else f"{minimum} or more"
-            raise UserError(f"{prefix}{key}={value}: expected {expected}")
+def check_settings(prefix: str, config: Any, *positive: str, **choices: Collection[str]) -> None:
+    """Raise UserError for a number below 0, above 2**53 or NaN, and for a text that is none of the choices of its key.
 
-
-def require_positive(prefix: str, config: Any, *keys: str) -> None:
-    for key in keys:
-        value = getattr(config, key)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{prefix}{key}={value}: expected a number above 0")
-
-
-def require_seed(seed: int, key: str = "seed") -> None:
-    require(0 <= seed < 2**63, f"{key}={seed}", "0 to 2**63 - 1")
+    A number under a key of `positive` is above 0. None passes.
+    """
+    for item in fields(config):
+        value, is_positive = getattr(config, item.name), item.name in positive
+        setting = f"{prefix}{item.name}={value}"
+        if isinstance(value, int | float):
+            expected = "a number above 0" if is_positive else "0 or more"
+            require(value > 0 or (value == 0 and not is_positive), setting, expected)
+            require(value <= 2**53, setting, "at most 2**53")
+        if item.name in choices:
+            require_choice(f"{prefix}{item.name}", value, choices[item.name])
 
 
 def check_output(path: Path, key: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm.config import HeadConfig, ModelConfig, TokenizerConfig, build, foreign_classes
 from lm.data.paths import listed
-from lm.errors import UserError, first_line, reading, require_min
+from lm.errors import UserError, check_settings, first_line, reading
 from lm.registry import from_lab
 from lm.system.files import atomic_file, is_run, read_json, sha256, write_json, write_text
 from lm.system.terminal import printable
@@ -111,8 +111,7 @@ class ModelSettings:
     sha256: dict[str, str]  # of WEIGHTS and TOKENIZER
 
     def __post_init__(self) -> None:
-        require_min(1, "", self, "vocab_size", "seq_len")
-        require_min(0, "", self, "document_separator")
+        check_settings("", self, "vocab_size", "seq_len")
 
 
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:

@@ -36,7 +36,7 @@ from lm.cli.compose import compose
 from lm.cli.main import report_error
 from lm.config import SOURCE_SETTINGS, DataConfig, RunConfig, fields_of
 from lm.data.paths import is_url, kind_of, listed, local_files
-from lm.errors import UserError, error_prefix, expand_paths, require, require_min, without_secrets
+from lm.errors import UserError, check_settings, error_prefix, expand_paths, require, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
 from lm.registry import from_lab
 from lm.system.terminal import format_table
@@ -66,7 +66,7 @@ class EvaluateConfig:
                 if key not in TEXT_SETTINGS and value != fields_of(DataConfig)[key].default:
                     raise UserError(f"data.{key}={value}: is for training")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
-        require_min(1, "", self, "threads", "seq_len")
+        check_settings("", self, "threads", "seq_len")
 
 
 SCHEMA = EvaluateConfig

@@ -18,7 +18,7 @@ from typing import Any
 
 from lm.cli import command_line
 from lm.cli.arguments import is_folder, key_of, kinds_of, parse, split_words, unknown_key, with_folders
-from lm.errors import UserError, expand_paths, reading, require_min, require_seed
+from lm.errors import UserError, check_settings, expand_paths, reading
 from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
 
@@ -42,9 +42,7 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "prompt_file")
-        require_min(0, "", self, "max_new_tokens", "temperature")
-        require_seed(self.seed)
-        require_min(1, "", self, "threads", "n_samples", "top")
+        check_settings("", self, "threads", "n_samples", "top")
         if self.n_samples > 1 and self.temperature == 0:
             raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lm.errors import check_output, expand_paths, require_choice, require_min
+from lm.errors import check_output, check_settings, expand_paths, require_choice
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
 from lm.system.terminal import format_table
@@ -48,8 +48,7 @@ class BenchmarkConfig:
         expand_paths(self, "output", "nanogpt")
         if self.output is not None:
             check_output(Path(self.output), "output")
-        require_min(0, "", self, "seconds")
-        require_min(1, "", self, "threads")
+        check_settings("", self, "threads")
 
 
 def benchmark(config: BenchmarkConfig) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lm.errors import UserError, expand_paths, require, require_choice, require_min, require_seed
+from lm.errors import UserError, check_settings, expand_paths, require, require_choice
 
 
 class Metric(NamedTuple):
@@ -77,14 +77,10 @@ class Question:
         require(isinstance(self.folds, bool), f"ablation.folds={self.folds}", parts)
         self.tune = {"true": LEARNING_RATE, "false": None}.get(str(self.tune).lower(), self.tune)
         names = METRICS if self.metric in METRICS else RUN_METRICS  # nobody types the metrics of rows
-        require_choice("ablation.metric", self.metric, names)
-        require_choice("ablation.budget", self.budget, BUDGETS)
-        margin, unit = self.equivalence_margin, METRICS[self.metric].unit
-        is_margin = margin is None or 0 < margin < math.inf
-        require(is_margin, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
-        is_needed = margin is None and self.metric == "val_top1"
-        require(not is_needed, "ablation.equivalence_margin: is missing", f"a number, in {unit}")
-        require_min(0, "ablation.", self, "first_fold")
+        check_settings("ablation.", self, "equivalence_margin", metric=names, budget=BUDGETS)
+        is_needed = self.equivalence_margin is None and self.metric == "val_top1"
+        expected = f"a number, in {METRICS[self.metric].unit}"
+        require(not is_needed, "ablation.equivalence_margin: is missing", expected)
         self._check_arms()
         self._check_contrasts()
         self._check_seeds()
@@ -146,7 +142,7 @@ class Question:
         require(not is_runs or len(seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
         require(len({*seeds}) == len(seeds) > 0, f"ablation.seeds={seeds}", "one or more different values")
         for seed in seeds:
-            require_seed(seed, "ablation.seeds")
+            require(0 <= seed <= 2**53, f"ablation.seeds={seed}", "0 to 2**53")
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 3 and looks[-1] == len(seeds))
         expected = f"increasing numbers of seeds from 3 on, of which the last is all, {len(seeds)}"
         require(is_plan, f"ablation.looks={looks}", expected)
@@ -210,8 +206,7 @@ class SlurmConfig:
     parameters: dict[str, Any] = field(default_factory=dict)  # further parameters, as submitit names them: {qos: long}
 
     def __post_init__(self) -> None:
-        require_min(1, "slurm.", self, "minutes")
-        require(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
+        check_settings("slurm.", self, "minutes", "memory_gb")
         keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
         if decided := sorted(FROM_RUN & {key.replace("-", "_") for key in keys}):
             raise UserError(f"slurm.parameters.{decided[0]}: expected no such key; the run and slurm.minutes decide it")
@@ -235,9 +230,7 @@ class AblateConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "output_dir", "confirm")
-        require_min(1, "", self, "workers")
-        require_choice("executor", self.executor, ("local", "ray", "slurm"))
-        require_choice("exit_code", self.exit_code, EXIT_CODES)
+        check_settings("", self, "workers", executor=("local", "ray", "slurm"), exit_code=EXIT_CODES)
         require_choice("ablation.metric", self.ablation.metric, RUN_METRICS)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.errors import UserError, error_prefix, reading, require, require_seed
+from lm.errors import UserError, error_prefix, reading, require
 from lm.lab.ablation.folder import FILE, REPORTED, UNUSED, AblationRecord, ArmRecord, RunReader, frame_of
 from lm.lab.ablation.question import Question
 from lm.lab.ablation.results import Results
@@ -59,9 +59,9 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
 def _whole(seed: Any) -> int:
     with suppress(ValueError):
         whole = int(_plain(seed).removesuffix(".0"))  # pandas has made a float of it
-        require_seed(whole)
-        return whole
-    raise UserError(f"seed={seed}: expected a whole number, 0 to 2**63 - 1")
+        if 0 <= whole <= 2**53:
+            return whole
+    raise UserError(f"seed={seed}: expected a whole number, 0 to 2**53")
 
 
 def _number(value: Any) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lm.cli.arguments import parse, split_words, with_folders
 from lm.data.paths import listed
-from lm.errors import UserError, expand_paths, require, require_min
+from lm.errors import UserError, check_settings, expand_paths, require
 from lm.folder import RUN_MARKS, folders_with, newest_run
 
 
@@ -29,7 +29,7 @@ class LookConfig:
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "folder")
         require(self.port == 0 or 1024 <= self.port < 2**16, f"port={self.port}", "0, or 1024 to 65535")
-        require_min(1, "", self, "threads")
+        check_settings("", self, "threads")
 
 
 SCHEMA = LookConfig

@@ -17,7 +17,7 @@ from typing import Any
 
 from lm.config import build
 from lm.decoding import Sampling
-from lm.errors import UserError, reading, require, require_seed
+from lm.errors import UserError, reading, require
 from lm.lab.look.runs import LoadedModel, described_run, load
 from lm.lab.look.views import attention, continuations, opening, scored_text
 from lm.lab.report.figures import INK, line_styles
@@ -66,7 +66,6 @@ class _Prompt(_Question):
     seed: int = 0
 
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
-        require_seed(self.seed)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
         yield from continuations(models, self.prompt, self.max_new_tokens, sampling)
 
