@@ -22,7 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.errors import (
     UserError,
+    check_kind,
     check_settings,
+    check_unused,
     expand_paths,
     first_line,
     require,
@@ -108,20 +110,19 @@ class ModelConfig:
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
             raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
-        for key, neutral in {"previous_token_init": "0", "rope_scaling": "null"}.items():
-            if self.position != "rope" and (value := getattr(self, key)):
-                raise UserError(f"model.{key}={value}: expected {neutral} with model.position={self.position}")
-        for key, neutral in {"previous_token_init": "0", "qk_norm": "false"}.items():
-            if self.norm == "none" and (value := getattr(self, key)):
-                raise UserError(f"model.{key}={value}: expected {neutral} with model.norm=none")
+        if self.position != "rope":
+            chosen = f"model.position={self.position}"
+            check_unused("model.", self, chosen, "previous_token_init", "rope_scaling")
+        if self.norm == "none":
+            check_unused("model.", self, "model.norm=none", "previous_token_init", "qk_norm")
         if (numbers := self.rope_scaling) is not None:
             is_scaling = len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
             require(is_scaling, f"model.rope_scaling={numbers}", expected)
 
-        for key in ("lora_rank", "lora_alpha", "lora_targets"):
-            if self.linear != "lora" and (value := getattr(self, key)) is not None:
-                raise UserError(f"model.{key}={value}: is for model.linear=lora, not {self.linear}; leave it null")
+        if self.linear != "lora":
+            chosen = f"model.linear={self.linear}"
+            check_unused("model.", self, chosen, "lora_rank", "lora_alpha", "lora_targets")
         require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for name in self.adapted:
             require_choice("model.lora_targets", name, self.projections)
@@ -204,12 +205,7 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_settings("head.", self, kind=HEADS)
-        for key in ("head_lr_multiplier", "head_std", "untie_at"):
-            is_needed, value = key in HEAD_SETTINGS[self.kind], getattr(self, key)
-            if is_needed and value is None:
-                raise UserError(f"head.{key}: expected a number with head.kind={self.kind}; see configs/head/")
-            if not is_needed and value is not None:
-                raise UserError(f"head.{key}={value}: expected null with head.kind={self.kind}")
+        check_kind("head.", self, "kind", HEAD_SETTINGS)
         require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
 
 
@@ -230,7 +226,8 @@ SOURCE_SETTINGS: dict[str, tuple[str, ...]] = {
     "column": TABLES,
     "rows": TABLES,
 }
-TOKENIZERS = ("bpe", "char", "byte", "file")
+TOKENIZER_SETTINGS: dict[str, tuple[str, ...]] = {"bpe": ("vocab_size",), "char": (), "byte": (), "file": ("path",)}
+TOKENIZERS = tuple(TOKENIZER_SETTINGS)
 # The largest text in bytes that a recipe is for. A larger text gets the default run.
 RECIPES = {
     20_000: "chars_10k",
@@ -291,25 +288,18 @@ class DataConfig:
         require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source == "stdlib" and self.path is not None:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")
-        if self.source != "stdlib" and not self.path:
-            form = "OWNER/NAME" if self.source == "hub" else "FILE"
-            raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
-        for key, sources in SOURCE_SETTINGS.items():
-            value = getattr(self, key)
-            if value == "":
-                raise UserError(f"data.{key}: is empty")
-            if value != fields_of(DataConfig)[key].default and self.source not in sources:
-                kinds = " or ".join(sources)
-                raise UserError(f"data.{key}={value}: is for data={kinds}, not data.source={self.source}")
+        for key in ("path", *SOURCE_SETTINGS):
+            require(getattr(self, key) != "", f"data.{key}: is empty", "a text, or null")
+        require(self.path is not None or self.source == "stdlib", "data.path", f"one with data.source={self.source}")
+        unused = [key for key, sources in SOURCE_SETTINGS.items() if self.source not in sources]
+        check_unused("data.", self, f"data.source={self.source}", *unused)
         if None not in (self.separator, self.sha256, self.max_bytes):
             raise UserError(f"data.max_bytes={self.max_bytes}: expected null with data.separator and data.sha256")
         for key, train in (("val_path", self.path), ("val_split", self.split)):
             if (value := getattr(self, key)) is None:
                 continue
             require(value != train, f"data.{key}={value}", "another text than the training text")
-            for unused in ("val_fraction", "val_max_bytes", "fold"):
-                if (given := getattr(self, unused)) != fields_of(DataConfig)[unused].default:
-                    raise UserError(f"data.{unused}={given}: nothing is held out beside data.{key}={value}")
+            check_unused("data.", self, f"data.{key}={value}", "val_fraction", "val_max_bytes", "fold")
         if self.fold is not None:
             require(self.n_folds > 1, f"data.val_fraction={self.val_fraction}", "2/3 or less with data.fold")
             expected = f"0 to {self.n_folds - 1} with data.val_fraction={self.val_fraction}"
@@ -337,16 +327,12 @@ class TokenizerConfig:
         check_settings("tokenizer.", self, kind=TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
-        if self.kind != "bpe" and self.vocab_size is not None:
-            advice = f"is for tokenizer=bpe; tokenizer.kind={self.kind} has its own"
-            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: {advice}")
-        if self.kind == "file" and self.path is None:
-            raise UserError("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
-        if self.kind != "file" and self.path is not None:
-            raise UserError(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")
+        check_kind("tokenizer.", self, "kind", TOKENIZER_SETTINGS)
 
 
 # --- training
+
+OPTIMIZER_SETTINGS = {"adamw": (), "muon": ("adam_lr", "momentum", "ns_steps")}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -372,11 +358,8 @@ class OptimConfig:
     final_lr_fraction: float = 0.0  # learning rate at the end, as a fraction of the peak
 
     def __post_init__(self) -> None:
-        check_settings("optim.", self, name=("adamw", "muon"), decay=("linear", "cosine", "constant"))
-        for key in ("adam_lr", "momentum", "ns_steps"):
-            value = getattr(self, key)
-            if (self.name == "muon") != (value is not None):
-                raise UserError(f"optim.{key}={value}: expected with optim=muon, and only there")
+        check_settings("optim.", self, name=OPTIMIZER_SETTINGS, decay=("linear", "cosine", "constant"))
+        check_kind("optim.", self, "name", OPTIMIZER_SETTINGS)
         require((self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         are_decays = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
@@ -642,9 +625,7 @@ def check_init(run: RunConfig) -> None:
         return
     if run.model.linear == "lora":
         raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
-    for key in ("init_sha256", "init_tied_matrix"):
-        if (value := getattr(run, key)) is not None:
-            raise UserError(f"{key}={value}: is for a run with init_from")
+    check_unused("", run, "init_from=null", "init_sha256", "init_tied_matrix")
 
 
 def requested_settings(run: RunConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import foreign_classes
 from lm.data.tokenizer import Tokenizer
-from lm.errors import UserError, check_settings, require
+from lm.errors import UserError, check_settings, check_unused, require
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
@@ -51,9 +51,8 @@ class Sampling:
         check_settings("", self, "top_k", "top_p")
         require(self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
         require(self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
-        for key, neutral in (("top_k", None), ("top_p", 1), ("min_p", 0)):
-            if self.temperature == 0 and (value := getattr(self, key)) != neutral:
-                raise UserError(f"{key}={value}: is for sampling, and temperature=0 is greedy; add temperature=1")
+        if self.temperature == 0:
+            check_unused("", self, "temperature=0, which is greedy", "top_k", "top_p", "min_p")
 
     def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return token ids (...) of raw logits (..., V): argmax at temperature 0, else a Gumbel-max sample.

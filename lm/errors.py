@@ -3,9 +3,10 @@
 import csv
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,26 @@ def check_settings(prefix: str, config: Any, *positive: str, **choices: Collecti
             require(value <= 2**53, setting, "at most 2**53")
         if item.name in choices:
             require_choice(f"{prefix}{item.name}", value, choices[item.name])
+
+
+def check_kind(prefix: str, config: Any, kind_key: str, settings: Mapping[str, Collection[str]]) -> None:
+    """Raise UserError for a setting that the chosen kind needs and that is null, or that only another kind has.
+
+    `settings`: kind -> keys of its settings.
+    """
+    kind = getattr(config, kind_key)
+    for key in dict.fromkeys(chain(*settings.values())):
+        value, is_own = getattr(config, key), key in settings[kind]
+        if (value is None) == is_own:
+            expected = "a value" if is_own else "null"
+            raise UserError(f"{prefix}{key}={value}: expected {expected} with {prefix}{kind_key}={kind}")
+
+
+def check_unused(prefix: str, config: Any, chosen: str, *keys: str) -> None:
+    """Raise UserError for a setting under one of the keys that is not at its default, where it has no use."""
+    for item in fields(config):
+        if item.name in keys and (value := getattr(config, item.name)) != item.default:
+            raise UserError(f"{prefix}{item.name}={value}: has no use with {chosen}; leave it out")
 
 
 def check_output(path: Path, key: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lm.errors import UserError, check_settings, expand_paths, require, require_choice
+from lm.errors import UserError, check_settings, check_unused, expand_paths, require, require_choice
 
 
 class Metric(NamedTuple):
@@ -254,5 +254,5 @@ class ReportConfig:
         if sum(value is not None for value in (place, self.run_dir, self.rows)) != 1:
             ways = "output_dir=DIR of an ablation, run_dir=RUN or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
-        for key in ("baseline", "margin", "higher"):
-            require(self.rows is not None or not getattr(self, key), f"{key}={getattr(self, key)}", "rows=FILE.csv too")
+        if self.rows is None:
+            check_unused("", self, "rows=null", "baseline", "margin", "higher")
