@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run the code of this checkout
 
-from lm.cli.arguments import parse
+from lm.cli.arguments import parse, split_words, with_folders
 from lm.cli.main import report_error
 
 
@@ -23,7 +23,8 @@ def main() -> int:
         print(__doc__)
         return 0
     try:
-        config = parse(BenchmarkConfig, words)
+        sections, settings = split_words(words, BenchmarkConfig)
+        config = parse(BenchmarkConfig, with_folders(sections, settings, "only"))
         logging.disable(logging.WARNING)  # of the libraries that are timed
         print(benchmark(config))
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
@@ -69,6 +69,7 @@ NAMES = {
     "temp": "temperature",
     "vocab": "tokenizer.vocab_size",
 }
+ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w-]*(=|$)|\+*[a-zA-Z][\w./@-]*=|=\w")  # a flag or a setting, known or not
 Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
         value = following
     what = "flag" if typed.startswith("-") else "key"
     meant = " or ".join(_assigned(key, value, kinds) for key in _similar_keys(typed, kinds))
-    return f"{typed}: no such {what}; {f'did you mean {meant}?' if meant else '--help shows the settings'}"
+    prompt = f" (a prompt: {shlex.quote(f'prompt={word}')})" if equals and "prompt" in kinds else ""  # of code
+    return f"{typed}: no such {what}; {f'did you mean {meant}?' if meant else '--help shows the settings'}{prompt}"
 
 
 def _similar_keys(typed: str, kinds: Kinds) -> list[str]:
@@ -134,15 +136,9 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
 
 
 def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]:
-    """Return the bare words and the settings. Raises UserError for a flag, unless it stands behind a --."""
-    end = args.index("--") if "--" in args else len(args)
-    args = [*args[:end], *args[end + 1 :]]
-    for i, arg in enumerate(args[:end]):
-        if re.match(r"--?[a-zA-Z][\w-]*(=|$)", arg):
-            following = args[i + 1] if i + 1 < len(args) else ""
-            raise UserError(unknown_key(arg, kinds_of(schema), following))
-    words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.-]*=", arg)]
-    return words, [arg for arg in args if arg not in words]
+    """Return the bare words and the settings of a flat command. Raises UserError."""
+    words = classify(args, kinds_of(schema), {})
+    return words.bare, words.overrides
 
 
 def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
@@ -152,11 +148,7 @@ def parse(schema: Any, args: Sequence[str], **values: Any) -> Any:
     """
     kinds = kinds_of(schema)
     for arg in args:
-        key, equals, text = arg.partition("=")
-        if not equals:
-            raise UserError(f"{arg}: expected key=value")
-        if key not in kinds:
-            raise UserError(unknown_key(arg, kinds))
+        key, text = key_of(arg), arg.partition("=")[2]
         if str in (kinds[key], *get_args(kinds[key])) and (text != "null" or key in VERBATIM):
             values[key] = text
             continue
@@ -218,40 +210,43 @@ def is_completion(args: Sequence[str]) -> bool:
     return bool({"-sc", "--shell-completion"} & {*args})
 
 
-def classify(args: Sequence[str], kinds: Kinds) -> Words:
-    """Sort the arguments of a command of Hydra. Raises UserError for an unknown flag or key."""
+def classify(args: Sequence[str], kinds: Kinds, flags: Mapping[str, bool] = HYDRA_FLAGS) -> Words:
+    """Sort the arguments of a command. Raises UserError for an unknown flag or key.
+
+    Behind a -- stand bare words. A flat command has no `flags`.
+    """
     words = Words([], [], [])
+    end = args.index("--") if "--" in args else len(args)
     i = 0
-    while i < len(args):
+    while i < end:
         arg, following = args[i], args[i + 1] if i + 1 < len(args) else ""
         i += 1
         flag = arg.partition("=")[0]
-        if arg.startswith("-") and (flag in HYDRA_FLAGS or not os.path.exists(arg)):
-            if flag not in HYDRA_FLAGS:
-                raise UserError(unknown_key(arg, kinds, following))
+        if flag in flags:
             words.flags.append(arg)
-            if HYDRA_FLAGS[flag] and "=" not in arg and following:
+            if flags[flag] and "=" not in arg and following:
                 words.flags.append(following)
                 i += 1
-        elif is_setting(arg, kinds):
+        elif is_setting(arg, kinds, bool(flags)):
             words.overrides.append(arg)
-        elif is_text(arg) or "=" not in arg:
-            words.bare.append(arg)
+        elif ASSIGNMENT.match(arg) and not is_text(arg):
+            raise UserError(unknown_key(arg, kinds, following))
         else:
-            raise UserError(unknown_key(arg, kinds))
+            words.bare.append(arg)
+    words.bare.extend(args[end + 1 :])
     return words
 
 
-def is_setting(arg: str, kinds: Kinds) -> bool:
-    """Return whether a word sets a known key, chooses from a group, or is one of Hydra's."""
-    if arg.startswith("~"):
+def is_setting(arg: str, kinds: Kinds, is_hydra: bool = True) -> bool:
+    """Return whether a word sets a known key or, for Hydra, chooses from a group or is one of Hydra's."""
+    if is_hydra and arg.startswith("~"):
         return not os.path.exists(arg)  # a file may be called so
     key, equals, _ = arg.partition("=")
     key = key.lstrip("+")
     group = re.split("[.@/]", key)[0]
     is_open = group == "hydra" or get_origin(kinds.get(key.rpartition(".")[0])) is dict
     is_choice = key.partition("@")[0] in GROUPS
-    return bool(equals) and (key in kinds or is_choice or is_open)
+    return bool(equals) and (key in kinds or (is_hydra and (is_choice or is_open)))
 
 
 def is_text(word: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli import command_line
-from lm.cli.arguments import is_folder, key_of, kinds_of, parse, split_words, unknown_key, with_folders
+from lm.cli.arguments import is_folder, parse, split_words, with_folders
 from lm.errors import UserError, check_settings, expand_paths, reading
 from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
@@ -86,10 +86,6 @@ def run(args: list[str]) -> None:
 def _with_words(args: list[str]) -> list[str]:
     """Return the settings, with the run and the prompt from bare words. Raises UserError."""
     words, settings = split_words(args, GenerateConfig)
-    kinds = kinds_of(GenerateConfig)
-    for word in settings:
-        if key_of(word) not in kinds:  # perhaps a prompt of code
-            raise UserError(f"{unknown_key(word, kinds)} (a prompt: {shlex.quote(f'prompt={word}')})")
     runs = [word for word in words if os.path.isdir(word) or ("/" in word and is_folder(word))]  # "*" is a prompt
     prompt = [word for word in words if word not in runs]
     if len(prompt) == 1 and os.path.isfile(prompt[0]):

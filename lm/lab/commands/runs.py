@@ -37,7 +37,7 @@ SCHEMA = RunsConfig
 
 def run(args: list[str]) -> None:
     words, settings = split_words(args, RunsConfig)
-    config = parse(RunsConfig, with_folders(words[:1], [*words[1:], *settings], "folder"))
+    config = parse(RunsConfig, with_folders(words, settings, "folder"))
     plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None:
