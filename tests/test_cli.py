@@ -119,8 +119,8 @@ MISTAKES = """
     generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
     evaluate mine.txt -> mine.txt: no such file
-    evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: is for one text
-    evaluate texts=[my.txt] data=csv -> data=csv: is for one text
+    evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: choose a kind of text
+    evaluate texts=[my.txt] my.txt -> texts=[my.txt]: expected data or texts
     evaluate run_dir=x data.path=y -> data.path=y
     report run_dir=. -> run_dir=.
     report run_dir=absent -> absent/config.yaml: no such file

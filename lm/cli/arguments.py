@@ -190,8 +190,6 @@ def with_folders(folders: Sequence[str], settings: Sequence[str], key: str = "ru
         return [*settings]
     if any(setting.startswith(f"{key}=") for setting in settings):
         raise UserError(f"{folders[0]}: is a second {key}; {key}=[A,B] names several")
-    if len(folders) > 1 and (split := next((folder for folder in folders if "," in folder), None)):
-        raise UserError(f"{split}: a name with a comma stands alone, without other folders")
     value = folders[0] if len(folders) == 1 else f"[{','.join(folders)}]"
     return [f"{key}={value}", *settings]
 

@@ -98,8 +98,6 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     settings = with_folders(runs, [word for word in settings if word not in data])
     if texts:
         data = [*text_settings(texts[0]), *data]
-    if data and any(key_of(word) == "texts" for word in settings):
-        raise UserError(f"{data[0]}: is for one text, given as data=text data.path=FILE, and not for texts=")
     if data and not any(word.startswith("data=") for word in data):
         raise UserError(f"{data[0]}: choose a kind of text beside it, as in data=text data.path=FILE")
     text = compose("train", [for_hydra(word, kinds_of(RunConfig)) for word in data], RunConfig).data if data else None

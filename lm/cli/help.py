@@ -88,10 +88,10 @@ def _row(name: str, meaning: str, width: int, column: int = COLUMN) -> str:
 
 def settings(schema: Any, values: Any = None, prefix: str = "") -> Iterator[Setting]:
     """Yield each setting of a dataclass and of nested dataclasses. The default is the value in `values`, if given."""
-    comments = {name: text for cls in schema.__mro__[:-1] for name, text in FIELD.findall(inspect.getsource(cls))}
+    comments = dict(FIELD.findall(inspect.getsource(schema)))
     for item in fields(schema):
         key, value = prefix + item.name, item.default if values is None else getattr(values, item.name)
-        group: Any = next((kind for kind in (item.type, *get_args(item.type)) if is_dataclass(kind)), None)
+        group: Any = next(filter(is_dataclass, (item.type, *get_args(item.type))), None)
         if group is not None:
             yield from settings(group, value if isinstance(value, group) else None, f"{key}.")
             continue
