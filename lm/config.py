@@ -290,7 +290,8 @@ class DataConfig:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")
         for key in ("path", *SOURCE_SETTINGS):
             require(getattr(self, key) != "", f"data.{key}: is empty", "a text, or null")
-        require(self.path is not None or self.source == "stdlib", "data.path", f"one with data.source={self.source}")
+        form = "OWNER/NAME" if self.source == "hub" else "a file"
+        require(self.path is not None or self.source == "stdlib", "data.path", f"{form} with data.source={self.source}")
         unused = [key for key, sources in SOURCE_SETTINGS.items() if self.source not in sources]
         check_unused("data.", self, f"data.source={self.source}", *unused)
         if None not in (self.separator, self.sha256, self.max_bytes):

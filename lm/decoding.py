@@ -52,7 +52,7 @@ class Sampling:
         require(self.top_p <= 1, f"top_p={self.top_p}", "a number above 0, at most 1 (all tokens)")
         require(self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
         if self.temperature == 0:
-            check_unused("", self, "temperature=0, which is greedy", "top_k", "top_p", "min_p")
+            check_unused("", self, "temperature=0 (greedy; temperature=1 samples)", "top_k", "top_p", "min_p")
 
     def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return token ids (...) of raw logits (..., V): argmax at temperature 0, else a Gumbel-max sample.

@@ -137,8 +137,8 @@ def check_kind(prefix: str, config: Any, kind_key: str, settings: Mapping[str, C
     for key in dict.fromkeys(chain(*settings.values())):
         value, is_own = getattr(config, key), key in settings[kind]
         if (value is None) == is_own:
-            expected = "a value" if is_own else "null"
-            raise UserError(f"{prefix}{key}={value}: expected {expected} with {prefix}{kind_key}={kind}")
+            what = f"{key}: is missing; give it" if is_own else f"{key}={value}: expected null"
+            raise UserError(f"{prefix}{what} with {prefix}{kind_key}={kind}")
 
 
 def check_unused(prefix: str, config: Any, chosen: str, *keys: str) -> None:
