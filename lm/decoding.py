@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,21 +115,18 @@ def decode(
     training = net.training
     net.eval()
     try:
-        starts, ids = list[int](), torch.empty(0)
+        starts, ids, cache = list[int](), torch.empty(0), KVCache(0)
         while True:
             now = [window_start(len(text), net.seq_len) for text in texts]
             windows = [text[start:] for text, start in zip(texts, now, strict=True)]
             longest = max(map(len, windows))
-            if now != starts:
+            if now != starts or longest > cache.length:  # half as often each time, because the length doubles
                 starts, cache = now, KVCache(cache_length(longest, net.seq_len, device.type))
                 step, logits = DecodingStep(net, cache), prefill(net, windows, cache)
                 positions = torch.tensor([[len(window)] for window in windows], device=device)  # of the next tokens
                 if logits.isnan().any():
                     raise UserError("the model's logits are not numbers; its weights are not those of a model")
             else:
-                if longest > cache.length:
-                    cache.grow(cache_length(longest, net.seq_len, device.type))
-                    step = DecodingStep(net, cache)
                 logits = step(ids, positions)  # (B, 1, V)
                 positions = positions + 1
             ids = sampling.next_token(logits, generator)  # (B, 1)
@@ -188,23 +185,13 @@ def cache_length(length: int, seq_len: int, device: str) -> int:
 # --- text
 
 
-class Options(TypedDict, total=False):
-    """The arguments of Sampling."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float
-    min_p: float
-    seed: int
-
-
 def stream(
     net: Transformer,
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = 128,
     observe: Callable[[Tensor], object] = lambda logits: None,
-    **options: Unpack[Options],
+    **options: Any,  # of Sampling
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters during decoding.
 
@@ -228,7 +215,7 @@ def generate(
     tokenizer: Tokenizer,
     prompt: Prompt,
     max_new_tokens: int = 128,
-    **options: Unpack[Options],
+    **options: Any,  # of Sampling
 ) -> Prompt:
     """Continue a prompt, or each prompt of a list in one batch. Return the continuation without the prompt.
 

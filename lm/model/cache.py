@@ -1,7 +1,6 @@
 """The key-value cache of generation, and which keys a query may see."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,12 +15,6 @@ class KVCache:
     def __init__(self, length: int) -> None:
         self.length = length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def grow(self, length: int) -> None:
-        """Extend the cache to `length` positions. Keep its content."""
-        more = length - self.length
-        self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
-        self.length = length
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, H, T, K) at positions (B, T). Return all keys and values, each (B, H, length, K)."""
