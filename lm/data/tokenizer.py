@@ -30,10 +30,10 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # Parts of a BPE model, each of which lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
-MAX_WORD = 512  # characters of a word that BPE is trained on
+# BPE is trained on words and runs of spaces of at most 512 characters, because the time of training grows with the
+# square of their length.
+SHORT_WORDS = pre_tokenizers.Split(tokenizers.Regex(r"\S{512}(?=\S)|\s{512}(?=\s)"), "merged_with_previous")
 HALF = re.compile("[\ud800-\udfff]")  # half of a character
-SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
-LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
 SAMPLE, SAMPLE_STRETCH = 1 << 25, 1 << 16  # bytes of text that BPE is trained on, and bytes of a stretch
 GROUP = 128  # pieces of a text that all threads encode together: enough for 64 threads, and little memory
 
@@ -242,6 +242,7 @@ def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with at most `vocab_size` tokens."""
     backend = _byte_level()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([SHORT_WORDS, BYTES])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOT],
@@ -250,19 +251,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     with progress(None, "training the tokenizer") as bar:
         read = (text for text in texts if bar.update(len(text.encode())) or True)
-        backend.train_from_iterator(_short_runs(read), trainer)
+        backend.train_from_iterator(read, trainer)
+    backend.pre_tokenizer = BYTES
     return Tokenizer(backend)
-
-
-def _short_runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts. Cut words and runs of spaces of more than MAX_WORD characters.
-
-    The time of training grows with the square of the length of a word.
-    """
-    for text in texts:
-        long = max(map(len, text.split()), default=0) > MAX_WORD or SPACES.search(text)
-        cuts = [match.end() for match in LONG_WORD.finditer(text)] if long else []
-        yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
