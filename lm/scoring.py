@@ -1,10 +1,8 @@
 """The score of a model on a text: one pass, in which every token counts once."""
 
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,13 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.config import DataConfig, RunConfig, TokenizerConfig, build
+from lm.config import RunConfig
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.sources import COMMIT, text_of_run
-from lm.data.tokens import TextData, prepare
-from lm.errors import UserError, reading
+from lm.data.tokens import TextData
 from lm.model.transformer import Transformer
-from lm.system.files import read_yaml
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
 # Tokens of a batch, at least one window. On a CPU more tokens are slower. With LOGIT_ROWS tokens or more per batch, the
@@ -110,40 +105,3 @@ def validate(
     """Score the validation text of a run by `evaluate`: all windows, or the windows of `max_batches` batches."""
     max_windows = None if max_batches is None else max_batches * run.data.batch_size
     return evaluate(net, data.val, run.data.seq_len, max_windows, unscored=data.tokenizer.unscored, **options)
-
-
-# --- the validation text of a finished run
-
-GIVE = "give a text: data=text data.path=FILE"
-OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # the last part: hashes of text and tokenizer
-
-
-def own_text(run_dir: Path) -> OwnText:
-    """Return what the config.yaml of a run says of its text. Read nothing of the text. Raises UserError."""
-    try:
-        with reading(run_dir / "config.yaml"):
-            settings = read_yaml(run_dir / "config.yaml")
-            hashes = settings["data_hash"], settings["tokenizer_hash"]
-            config = text_of_run(run_dir, settings)
-            tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
-    except OSError as error:
-        hint = f"expected a finished run, or {GIVE}"
-        raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
-    if tokenizer.kind == "file":  # the run has a copy; the original file may be gone
-        tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
-    if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
-        raise UserError(f"run_dir={run_dir}: its text comes from {config.path}, of no commit; {GIVE}")
-    if not os.access(Path(os.path.expanduser(config.cache_dir), "tokens"), os.R_OK):  # the run was made elsewhere
-        config = replace(config, cache_dir=DataConfig().cache_dir)
-    return config, tokenizer, hashes
-
-
-def own_data(run_dir: Path) -> tuple[TextData, DataConfig]:
-    """Return the text of a run. Download nothing, because only the files of a run name the text. Raises UserError."""
-    config, tokenizer, hashes = own_text(run_dir)
-    trained = run_dir / "model/tokenizer.json"
-    data = prepare(config, tokenizer, trained, downloads=False)
-    if (data.hash, data.tokenizer.hash) != hashes:
-        changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
-        raise UserError(f"run_dir={run_dir}: {changed} changed since training; {GIVE}")
-    return data, config

@@ -10,13 +10,14 @@ import datasets
 import huggingface_hub.constants
 import huggingface_hub.utils._http
 import pytest
+import yaml
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.sources import addresses
-from lm.scoring import own_data
+from lm.training.run_directory import RunDirectory
 from tests.helpers import hub
 from tests.helpers.texts import documents
 
@@ -212,8 +213,8 @@ def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
         (stories(tmp_path), commit, "data.path=owner/stories: its tokens are not in "),
     ):
         settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTES)}
-        settings |= {"data_hash": "", "tokenizer_hash": "", "started_in": "."}
-        (tmp_path / "config.yaml").write_text(json.dumps(settings))
+        settings |= {"data_hash": "", "tokenizer_hash": "", "started_in": ".", "code": {}, "requested": {}}
+        (tmp_path / "config.yaml").write_text(f"config_hash: x\n{yaml.safe_dump(settings)}")
         with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):
-            own_data(tmp_path)
+            RunDirectory(tmp_path).read_text()
     assert server.asked == []

@@ -111,11 +111,11 @@ def score(config: EvaluateConfig) -> int:
     texts = _texts_of(config)
     for name in runs:
         read_settings(model_folder(name))
-    from lm.scoring import own_text
     from lm.system.device import best_device, set_threads
+    from lm.training.run_directory import RunDirectory
 
     for name in runs if None in texts else ():
-        own_text(Path(name))  # raises UserError before another run is scored
+        RunDirectory(Path(name)).text()  # raises UserError before another run is scored
 
     set_threads(config.threads)
     is_several = config.texts is not None or config.run_dir not in (None, runs[0])
@@ -170,7 +170,8 @@ def score_text(
 ) -> dict[str, Any]:
     """Return the scores of a model on a text, or on the validation text of its run. Raises UserError."""
     from lm.data.tokens import encode_whole
-    from lm.scoring import evaluate, own_data
+    from lm.scoring import evaluate
+    from lm.training.run_directory import RunDirectory
 
     if (config.seq_len or 1) > net.seq_len:
         raise UserError(f"seq_len={config.seq_len}: the context of the model is {net.seq_len}")
@@ -178,14 +179,17 @@ def score_text(
         net.document_separator = tokenizer.eot if config.document_mask else None
     bar = sys.stderr.isatty()
     if text is None:
-        data, _ = own_data(run_dir)
+        data = RunDirectory(run_dir).read_text()
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
     else:
         key = (repr(text), tokenizer.hash)
         if key not in encoded:
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
-        _warn_of_training_text(run_dir, text, text_hash)
+        if RunDirectory(run_dir).has_read(text, text_hash):
+            log.warning(
+                "%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir
+            )
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
@@ -202,22 +206,6 @@ def score_text(
     for measure in measures:
         result |= measure.scores(train)
     return result
-
-
-def _warn_of_training_text(run_dir: Path, text: DataConfig, text_hash: str) -> None:
-    """Warn if the model, or a model that it started from, was trained on a file of the text or on a copy of it."""
-    from lm.data.sources import local_files_of, local_states
-    from lm.training.run_directory import RunDirectory
-
-    run = RunDirectory(run_dir)
-    texts = run.texts_read()
-    if not texts or text.column != (trained := run.text()).column:
-        return
-    digest = local_states(text).get("data.path", "")
-    if any(text_hash == own or digest == read for _, own, read in texts):  # the hash differs under another fold
-        log.warning("%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir)
-    elif local_files_of(text) & local_files_of(trained):
-        log.warning("%s: run_dir=%s was trained on most of its files, and this is one of them", text.path, run_dir)
 
 
 def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:

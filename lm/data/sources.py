@@ -6,21 +6,20 @@ import logging
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import xxhash
 
-from lm.config import DataConfig, build
+from lm.config import DataConfig
 from lm.data.paths import (
     BLOCK,
     COMPRESSED,
     ENDINGS,
-    as_started,
     is_url,
     kind_of,
     local_files,
@@ -168,21 +167,6 @@ def local_states(config: DataConfig) -> dict[str, str]:
             with suppress(OSError, UserError):  # a text may be gone
                 states[key] = open_source(text, key).state()
     return states
-
-
-def text_of_run(run_dir: Path, content: Mapping[str, Any]) -> DataConfig:
-    """Return the settings of the text of a run, by the content of its config.yaml, as they open the text that was read.
-
-    Paths lead from the folder in which training was started, and a data set of the Hub has the commit that was read.
-    """
-    config: DataConfig = build(DataConfig, content["data"])
-    if revision := content.get("data_revision"):  # the branch may have moved on
-        config = replace(config, revision=revision)
-    if config.source == "hub":
-        return config
-    paths = {"path": config.path, "val_path": config.val_path}
-    places: Any = {key: as_started(run_dir, content["started_in"], path) for key, path in paths.items() if path}
-    return replace(config, **places)
 
 
 def local_files_of(config: DataConfig) -> set[Path]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from lm.config import TIED_MATRICES, RunConfig, foreign_classes
-from lm.data.sources import local_files_of, local_states
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import Base, load_model, read_base
@@ -57,18 +56,11 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
-    """Return whether a model was trained on text that scores this run: on a part of the same source, or on files of it.
-
-    Parts of the same source are known for the models that the model started from too.
-    """
-    directory, own = RunDirectory(base.folder.parent), run.data
-    texts = directory.texts_read()
-    state = local_states(own).get("data.val_path" if own.val_path else "data.path")
-    splits = [split for *split, digest in texts if digest == state] if state is not None else []
-    if splits:
-        return any(split_hash != data.hash or own.val_fraction > fraction for fraction, split_hash in splits)
-    scored = replace(own, path=own.val_path or own.path, val_path=None)
-    return bool(texts and local_files_of(scored) & local_files_of(directory.text()))
+    """Return whether a model, or a model that it started from, was trained on text that scores this run."""
+    own, directory = run.data, RunDirectory(base.folder.parent)
+    if own.val_path is not None:
+        return directory.has_read(replace(own, path=own.val_path, val_path=None), data.val_hash or "")
+    return directory.has_read(own, data.hash, own.val_fraction)
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import yaml
@@ -23,6 +23,7 @@ from lm.config import (
     REQUESTED,
     DataConfig,
     RunConfig,
+    TokenizerConfig,
     build,
     change,
     differing_keys,
@@ -31,14 +32,18 @@ from lm.config import (
     length_of,
     requested_settings,
 )
-from lm.data.paths import is_url, literal_part
-from lm.data.sources import local_states, text_of_run
+from lm.data.paths import as_started, is_url, literal_part
+from lm.data.sources import COMMIT, local_files_of, local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import TOKENIZER, read_result
 from lm.system.code import code_identity
 from lm.system.files import LOCK, PARTIAL, is_run, json_sha256, read_csv, read_yaml, remove_partial, write_text
 
+if TYPE_CHECKING:
+    from lm.data.tokens import TextData
+
 METRICS = "metrics.csv"
+GIVE = "give a text: data=text data.path=FILE"
 SAMPLE_TEMPERATURE = 0.8  # of drawn samples; the seed of a sample is the number of its prompt
 log = logging.getLogger(__name__)
 
@@ -135,19 +140,52 @@ class RunDirectory:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the run as they were decided, nested, with paths that lead to its text."""
-        content = self.read_config()
+        """Return the settings of the run as they were decided, nested, as they open the text that was read.
+
+        Paths lead from the folder in which training was started, and a data set of the Hub has the commit that was
+        read. Raises UserError without a config.yaml.
+        """
+        if not (content := self.read_config()):
+            raise UserError(f"{self.config}: no such file; expected a finished run, or {GIVE}")
         with reading(self.config):
             settings = {item.name: content[item.name] for item in fields(RunConfig) if item.name in content}
-            settings["data"] = asdict(text_of_run(self.path, content))
+            data = settings["data"]
+            data["revision"] = content.get("data_revision") or data["revision"]  # the branch may have moved on
+            for key in ("path", "val_path") if data["source"] != "hub" else ():
+                data[key] = data[key] and as_started(self.path, content["started_in"], data[key])
         if settings["tokenizer"]["kind"] == "file" and self.tokenizer.exists():
             settings["tokenizer"]["path"] = str(self.tokenizer)  # the original may be gone, or lie in another folder
         return settings
 
+    # --- text
+
     def text(self) -> DataConfig:
-        """Return the settings of the text of the run, with paths that lead to it."""
-        config: DataConfig = build(DataConfig, self.settings()["data"])
-        return config
+        """Return the settings of the text of the run, with paths that lead to it. Raises UserError."""
+        settings = self.settings()
+        with reading(self.config):
+            config: DataConfig = build(DataConfig, settings["data"])
+            return config
+
+    def read_text(self) -> "TextData":
+        """Return the text of the run. Download nothing, because only the files of a run name the text.
+
+        Raises UserError.
+        """
+        from lm.data.tokens import prepare  # imports numpy and tokenizers
+
+        config, settings, saved = self.text(), self.settings(), self.read_config()
+        with reading(self.config):
+            tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
+            hashes = saved["data_hash"], saved["tokenizer_hash"]
+        if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
+            raise UserError(f"run_dir={self.path}: its text comes from {config.path}, of no commit; {GIVE}")
+        if not os.access(config.cache / "tokens", os.R_OK):  # the run was made elsewhere
+            config = replace(config, cache_dir=DataConfig().cache_dir)
+        data = prepare(config, tokenizer, self.tokenizer, downloads=False)
+        if (data.hash, data.tokenizer.hash) != hashes:
+            changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
+            raise UserError(f"run_dir={self.path}: {changed} changed since training; {GIVE}")
+        return data
 
     def texts_read(self) -> list[list[Any]]:
         """Return the training text of the run and of each run before it: val_fraction, hash and digest of the source.
@@ -160,6 +198,21 @@ class RunDirectory:
         with reading(self.config):
             before = (saved.get("init_record") or {}).get("texts", [])
             return [*before, [saved["data"]["val_fraction"], saved["data_hash"], saved["states"].get("data.path")]]
+
+    def has_read(self, text: DataConfig, text_hash: str, share: float = 1.0) -> bool:
+        """Return whether the run, or a run before it, was trained on a part of a text that scores a model.
+
+        `share` is the share of the text that scores. A run with a text of the same content has not read this share if
+        the hash of its split is the same, and if the run held out no less. If no text has the same content, the files
+        of the run itself are compared.
+        """
+        texts = self.texts_read()
+        if not texts or text.column != self.text().column:
+            return False
+        state = local_states(text).get("data.path", "")
+        if splits := [split for *split, digest in texts if digest == state or text_hash == split[1]]:
+            return any(text_hash != split_hash or share > fraction for fraction, split_hash in splits)
+        return bool(local_files_of(text) & local_files_of(self.text()))
 
     def has_begun(self) -> bool:
         """Return whether there are checkpoints. Raises UserError if their config.yaml is not there."""

@@ -14,7 +14,6 @@ from lm.folder import load_model, model_folder
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
-from lm.scoring import own_data
 from lm.system.device import best_device
 from lm.training.run_directory import RunDirectory
 
@@ -31,8 +30,7 @@ class LoadedModel:
     @cached_property
     def text(self) -> TextData:
         """The text of the run. Raises UserError if it is not at hand."""
-        data, _ = own_data(self.path)
-        return data
+        return RunDirectory(self.path).read_text()
 
 
 def load(name: str, path: Path, classes: Sequence[str] = ()) -> LoadedModel:

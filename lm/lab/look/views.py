@@ -19,7 +19,8 @@ from lm.errors import UserError, require
 from lm.lab.look.runs import LoadedModel, token_texts
 from lm.lab.measures.samples import validation_prompts
 from lm.model.transformer import Attention, Transformer
-from lm.scoring import GIVE, evaluate
+from lm.scoring import evaluate
+from lm.training.run_directory import GIVE
 
 MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
