@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm.config import RunConfig, change, foreign_classes
+from lm.config import RunConfig, change
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
@@ -78,15 +78,6 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
-
-
-def check_buffers(net: Transformer) -> None:
-    """Raise UserError if a user's class has a buffer that no file holds: the saved model would lack its values."""
-    saved = net.state_dict()
-    for name, _ in net.named_buffers():
-        if name not in saved:
-            named = ", ".join(f"{key}={path}" for key, path in foreign_classes(net.config).items())
-            raise UserError(f"{named}: no file holds the buffer {name}; register it with persistent=True")
 
 
 def seconds_per_step(run: RunConfig, data: TextData) -> float:
