@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -185,13 +185,23 @@ def cache_length(length: int, seq_len: int, device: str) -> int:
 # --- text
 
 
+class Options(TypedDict, total=False):
+    """The arguments of Sampling, for editors and type checkers."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    seed: int
+
+
 def stream(
     net: Transformer,
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = 128,
     observe: Callable[[Tensor], object] = lambda logits: None,
-    **options: Any,  # of Sampling
+    **options: Unpack[Options],
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters during decoding.
 
@@ -215,7 +225,7 @@ def generate(
     tokenizer: Tokenizer,
     prompt: Prompt,
     max_new_tokens: int = 128,
-    **options: Any,  # of Sampling
+    **options: Unpack[Options],
 ) -> Prompt:
     """Continue a prompt, or each prompt of a list in one batch. Return the continuation without the prompt.
 

@@ -187,9 +187,8 @@ def score_text(
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
         if RunDirectory(run_dir).has_read(text, text_hash):
-            log.warning(
-                "%s: run_dir=%s was trained on a part of this text, so its score is too good", text.path, run_dir
-            )
+            what = "was trained on a part of this text, or on the other files of its folder"
+            log.warning("%s: run_dir=%s %s, so its score may be too good", text.path, run_dir, what)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
