@@ -13,8 +13,6 @@ from lm.cli.arguments import (
     MIN_BYTES,
     for_hydra,
     hydra_words,
-    is_folder,
-    is_text,
     kinds_of,
     recipe_for,
 )
@@ -126,18 +124,6 @@ def test_a_run_that_is_to_overfit_gets_no_recipe_and_a_length_is_one(folder):
     with pytest.raises(UserError, match=r"^init_from=base: is read after --cfg"):
         hydra_words(["init_from=base", "--cfg", "job"], KINDS)
     assert hydra_words(["init_from=null", "--cfg", "job"], KINDS)[:2] == ["--cfg", "job"]
-
-
-def test_a_glob_ends_where_links_lead_to_the_folders_above(folder):
-    """Each of two links would double the paths of a level."""
-    for name in ("a", "b"):
-        (folder / "books" / name).symlink_to(".")
-    with pytest.raises(UserError, match="no such file"):
-        hydra_words(["books/**/*.xyz"], KINDS)
-    for word in ("books/**/none", "books/**.xyz"):  # the second is no glob
-        assert not is_text(word)
-        assert not is_folder(word)
-    assert not is_folder("/**none"), "a prompt may begin so"
 
 
 # --- recipes

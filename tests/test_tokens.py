@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lm.config import DataConfig, TokenizerConfig
 from lm.data import sources
 from lm.data import text as module
-from lm.data.text import chunks, overlap, read, split, stretches
+from lm.data.text import chunks, read, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from lm.errors import UserError
@@ -125,28 +125,6 @@ def test_documents_of_lowest_hash_are_held_out_and_the_last_one_may_be_cut(lette
     assert trained == [text for _, text in pairs if text in trained]
     for end in {*texts(val)} - {*held_out}:  # the beginning of that document trains
         assert f"{({*texts(train)} - {*trained}).pop()}{end}" == ranked[len(held_out)]
-
-
-@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), n_bytes=st.integers(9, 60), size=st.integers(1, 9))
-def test_stretches_are_evenly_spaced_and_parted_where_documents_end(sizes, n_bytes, size, folder):
-    pairs = [(str(i), chr(97 + i) * n) for i, n in enumerate(sizes)]
-    text, n = "".join(letters for _, letters in pairs).encode(), n_bytes // size
-    found = [*stretches(stored(folder, pairs).whole(), n_bytes, size)]
-    starts = [0] if len(text) <= n_bytes else [i * len(text) // n for i in range(n)]
-    length = len(text) if len(text) <= n_bytes else size
-    assert [b"".join(pieces) for pieces in found] == [text[start : start + length] for start in starts]
-    for pieces in found:
-        letters = [bytes({*piece}) for piece in pieces]
-        assert {*map(len, letters)} == {1}, "each piece is of one document"
-        assert len({*letters}) == len(pieces), "and of each there is one"
-
-
-def test_texts_on_both_sides_are_counted(folder):
-    pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
-    train, val, *_ = split(stored(folder, pairs), 0.3, None)
-    both = [text for text in texts(val) if text in set(texts(train))]
-    assert overlap(train, val) == pytest.approx(len("".join(both)) / val.n_bytes)
-    assert 0 < len(both) < len(texts(val))
 
 
 def test_a_validation_text_in_the_training_text_is_said_once(source, caplog):
