@@ -157,12 +157,6 @@ def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir):
     assert typed.model.linear == "no_such_module.Linear"
 
 
-def test_a_file_that_holds_no_settings_is_named_in_one_line(tmp_path):
-    (tmp_path / "config.yaml").write_text("config_hash: x\nmodel: {n_layer: 3}\n")
-    with pytest.raises(UserError, match=rf"^{tmp_path}/config\.yaml: [^\n]*$"):
-        composed(f"run_dir={tmp_path}")
-
-
 @pytest.mark.parametrize("path", ["texts/*.txt", "."])
 def test_a_finished_run_is_shown_wherever_its_text_lies(path, tmp_path, monkeypatch, lab):
     """Also if the run is called as its text, if the text is gone, and with the copy of a tokenizer."""

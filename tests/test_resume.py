@@ -285,16 +285,6 @@ def test_checkpoints_that_are_not_whole_are_skipped_with_a_warning(whole, left, 
     assert result(tmp_path / "run")["resumed_from"] == [12]
 
 
-@pytest.mark.nightly
-def test_each_checkpoint_has_its_best_weights(whole, left, tmp_path):
-    """Also the one before the newest, with which a run goes on that has lost the newest."""
-    run = left(BEST, tmp_path / "run")
-    cut(tmp_path / "run/checkpoints/step-00000020.ckpt")
-    train(run)
-    assert outcome(run) == outcome(whole(BEST))
-    assert result(tmp_path / "run")["resumed_from"] == [12, 15]
-
-
 def cut_all(folder):
     for path in folder.iterdir():
         cut(path)
@@ -436,15 +426,6 @@ def test_settings_of_python_are_checked_as_those_of_a_file_are(text_file, tmp_pa
             train(change(run, **wrong))
     run = change(run, optim=replace(run.optim, betas=(0.9, 0.95)), max_steps=2)
     assert train(run) == train(run), "a tuple is a list"
-
-
-def test_a_run_in_the_folder_of_its_text_is_no_text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text(TEXT)
-    words = [*TINY_RUN, "data.path=.", "data.cache_dir=cache/.x"]
-    first = train(composed(*words, "run_dir=runs/a"))
-    assert train(composed(*words, "run_dir=runs/a")) == first
-    assert train(composed(*words, "run_dir=runs/b"))[1]["data_hash"] == first[1]["data_hash"]
 
 
 def test_what_was_decided_before_the_first_checkpoint_stays_and_what_was_left_goes(text_file, tmp_path, monkeypatch):

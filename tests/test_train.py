@@ -5,12 +5,9 @@ import math
 import os
 import re
 import runpy
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -32,7 +29,7 @@ from lm.lab.runs.find import find_runs
 from lm.lab.runs.page import write_page
 from lm.scoring import validate
 from lm.system.device import cores, count_threads, has_native_bf16
-from lm.training.loss import HAS_CHUNKED, LossOf
+from lm.training.loss import HAS_CHUNKED
 from lm.training.processes import build_fabric
 from lm.training.resolve import build_model, resolve
 from lm.training.train import train
@@ -210,19 +207,6 @@ def test_a_diverged_run_says_what_to_change_and_saves_nothing_but_its_last_row(s
     assert "Resume it" not in Path(write_page(tmp_path / "run", {}).partition(": ")[0]).read_text()
 
 
-def test_a_wrong_setting_leaves_no_directory(text_file, tmp_path):
-    run = short_run(text_file, tmp_path / "new/run")
-    for changes, key in (
-        ({"data": replace(run.data, seq_len=100_000)}, "data"),
-        ({"data": replace(run.data, path="absent")}, r"data\.path"),
-        ({"data": replace(run.data, order="documents")}, r"data\.order=documents"),
-        ({"init_tied_matrix": "mean"}, "init_tied_matrix"),
-    ):
-        with pytest.raises(UserError, match=rf"^{key}\b"):
-            train(change(run, **changes))
-        assert not (tmp_path / "new").exists()
-
-
 def test_the_final_score_is_that_of_the_saved_model_in_bf16_too(tmp_path):
     (tmp_path / "text").write_text(TEXT * 5)
     run = short_run(tmp_path / "text", tmp_path / "run", precision="bf16-mixed", optim=MUON, head=HEADS["tied"])
@@ -253,15 +237,6 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
 
 
-@pytest.mark.nightly
-def test_the_plain_loop_is_a_command_without_lightning_and_hydra():
-    script = f"import runpy, sys; sys.argv[1:] = ['{ROOT}/lm/lab/ablation', '1']"
-    script += f"; runpy.run_path('{PLAIN_LOOP}', run_name='__main__')"
-    script += "; assert not {'lightning_fabric', 'hydra'} & sys.modules.keys()"
-    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (answer.returncode, "bits per byte" in answer.stdout) == (0, True), answer.stderr
-
-
 # --- the best model, and the average of the weights
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
@@ -288,22 +263,6 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best):
     assert 2 < chosen["step"] < 22
     assert val_loss(folder) == scores["val_loss"] == chosen["val_loss"] < chosen["last_val_loss"]
     assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
-
-
-@pytest.mark.slow
-def test_nothing_but_the_model_differs_from_a_run_without(best, text_file, tmp_path):
-    folder = Path(str(best.run_dir))
-    _, scores = train(overfitting_run(text_file, tmp_path / "run"))
-    assert rows(tmp_path / "run") == rows(folder)
-    assert scores["best"] is None
-    assert scores["val_loss"] == result(folder)["best"]["last_val_loss"]
-    assert scores["config_hash"] != result(folder)["config_hash"], "it is another result, so another run"
-
-
-@pytest.mark.slow
-def test_a_run_that_a_signal_stops_leaves_its_best_model(best, text_file, tmp_path):
-    stop(overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST), 21)
-    assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
 def test_a_diverged_run_leaves_its_best_model(text_file, tmp_path, monkeypatch):
@@ -454,23 +413,6 @@ def test_auto_chooses_the_faster_loss():
         assert resolve(change(CPU, **{"precision": "32-true", **changes}), vocab_size).loss == loss
     with pytest.raises(UserError, match="loss=chunked"):
         resolve(change(CPU, loss="chunked", ngram_smoothing=0.5), 257)
-
-
-@pytest.mark.slow
-def test_every_run_of_a_process_is_compiled(monkeypatch):
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled[-1] += 1
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    for width in range(16, 160, 16):
-        compiled.append(0)
-        run = replace(RunConfig(loss="plain", compile=True), model=tiny(n_layers=1, d_ff=width))
-        tokens = torch.zeros(1, 8, dtype=torch.long)
-        LossOf(build_model(run, 97), run)(tokens, tokens)
-    assert min(compiled) > 0
 
 
 def test_an_embedding_has_a_row_for_each_token():
