@@ -29,9 +29,11 @@ def rows_of(tmp_path):
     return rows_of
 
 
-@pytest.mark.parametrize("name", ["tying/longer", "tying_diagnostics", "cs336/lr"])
-def test_values_of_an_untuned_study_have_its_verdicts_and_intervals(name):
-    """Which are those of scipy: tests/test_published.py."""
+TYING = [f"tying/{name}" for name in ("epochs", "longer", "repeated", "time", "unclipped")]
+
+
+@pytest.mark.parametrize("name", [*TYING, "tying_diagnostics", "cs336/lr"])
+def test_values_of_an_untuned_study_have_the_verdicts_and_intervals_that_were_published(name):
     study = read_results(ROOT / "docs/studies" / name)
     rows = study.reported[["arm", "seed", "val_loss"]].rename(columns={"val_loss": "value"})
     question, published = study.question, pd.DataFrame(map(asdict, study.contrasts))
