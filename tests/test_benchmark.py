@@ -11,18 +11,7 @@ from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.judge import judge, paired_test
 from lm.lab.ablation.question import Question
 from scripts.benchmark.error_rates import HARD, MARGIN, SHAPES, Cell, ladder, scores, simulate
-from scripts.benchmark.measure import alternate, compare, median_ratio
 from scripts.benchmark.run import SECTIONS
-
-
-def test_candidates_alternate_and_a_ratio_is_taken_within_a_round():
-    called = []
-    calls = {name: lambda name=name: called.append(name) for name in "ab"}
-    times = alternate(calls, 0.0, at_least=3)
-    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]  # two warm-up calls of each
-    assert [len(column) for column in times.values()] == [3, 3]
-    assert [name for name, *_ in compare(calls, 0.0)] == ["b"]
-    assert median_ratio([1.0, 10.0, 1.0, 10.0, 1.0], [2.0, 20.0, 2.0, 20.0, 2.0]) == 0.5  # a slow machine for a while
 
 
 @pytest.mark.nightly

@@ -90,17 +90,6 @@ def test_mixed_precision_takes_the_mask_in_either_kernel(fast):
     assert all(grad.isfinite().all() for grad in gradients(net).values())
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", USABLE)
-def test_a_traced_loss_has_the_mask(name):
-    """Traced as for torch.compile, whose code generation takes half a minute."""
-    net, (row, _) = build("tied", separator=EOT), pack()
-    loss, compiled = LOSSES[name], torch.compile(LOSSES[name], backend="eager")
-    for separator in (EOT, None):
-        net.document_separator = separator
-        torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_of_a_document_is_the_same_in_every_way(position):
     """Up to end of text and past the context: uncached, cached, in a batch."""

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import logging
-import multiprocessing
 import os
 import shutil
 import socket
@@ -111,30 +109,6 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(p
     assert interrupted.cancelled == [f"runs/a-seed{seed}-0" for seed in range(3)]
     assert absent.cancelled == ["runs/a-seed1-0"]
     assert interrupted.running == absent.running == []
-
-
-def test_the_log_of_a_run_gives_no_access(planned):
-    """A message and a traceback of an address with a password."""
-    (spec := planned[0]).files.run_dir.parent.mkdir()
-    process = multiprocessing.get_context("fork").Process(target=make_failing_run, args=(spec,))
-    process.start()
-    process.join()
-    text = spec.files.log.read_text()
-    assert "https://host/a.txt: is read" in text
-    assert "OSError: https://host/a.txt: is not there" in text
-    assert "PASSWORD" not in text
-
-
-def make_failing_run(spec):
-    def fail(_):
-        engines.log.info("https://me:PASSWORD@host/a.txt: is read")
-        raise OSError("https://me:PASSWORD@host/a.txt: is not there")
-
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  not that of pytest, nor its handlers
-    for name in (None, "lm"):
-        logging.getLogger(name).handlers.clear()
-    engines._train = fail
-    engines.make_run(spec)
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned, tmp_path):

@@ -23,7 +23,7 @@ from tokenizers.processors import TemplateProcessing
 
 from lm.cli.arguments import parse
 from lm.cli.evaluate import EvaluateConfig, score
-from lm.config import DataConfig, DiagnosticsConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import byte_tokenizer
@@ -33,7 +33,6 @@ from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
 from tests.helpers.runs import evaluate_run, result, short_run
-from tests.helpers.runs import rows as rows_of
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
@@ -46,8 +45,7 @@ def place(tmp_path_factory):
     (folder / "one.txt").write_text(TEXT[:2000])
     (folder / "two, three.txt").write_text(TEXT[3000:4500])
     for seed, name in enumerate("ab"):
-        settings = {"tokenizer": TokenizerConfig(vocab_size=300), "diagnostics": DiagnosticsConfig(every=20)}
-        train(short_run(folder / "corpus.txt", folder / name, seed=seed, **settings))
+        train(short_run(folder / "corpus.txt", folder / name, seed=seed, tokenizer=TokenizerConfig(vocab_size=300)))
     shutil.copytree(folder / "b", folder / "damaged")
     (folder / "damaged/model/config.json").write_text("{}")
     return folder
@@ -127,18 +125,6 @@ def test_losses_by_frequency_equal_a_computation_by_hand():
     assert [row["band"] for row in expected] == [1, 2, 4, 5]
     assert frequency_bands(np.array([1, 0, 2])).tolist() == [1, 2, 0], "fewer tokens than bands"
     assert details.scores(None)["frequency_in"] == "the scored text"
-
-
-def test_the_bands_of_a_run_are_those_of_its_diagnostics(place):
-    *_, last = rows_of(place / "a", "diagnostics")
-    scores = scored(place, details=True)
-    assert scores["frequency_in"] == "the training text"
-    rows = scores["by_frequency"]
-    assert {f"loss/band{row['band']}": row["loss"] for row in rows} == {
-        key: float(value) for key, value in last.items() if key.startswith("loss/") and value
-    }
-    assert sum(row["loss"] * row["tokens"] for row in rows) / scores["tokens"] == pytest.approx(scores["loss"])
-    assert sum(row["tokens"] for row in rows) == scores["tokens"]
 
 
 # --- what is printed

@@ -36,11 +36,6 @@ def planner(plans, monkeypatch):
     return plans
 
 
-def names(lab, *typed):
-    lab.plan(*typed)
-    return {run.run_dir for run in lab.asked()}
-
-
 # --- arms
 
 
@@ -220,21 +215,6 @@ def test_a_tuned_question_begins_with_its_pilot(planner):
 
 
 # --- the names of runs
-
-
-@pytest.mark.slow
-def test_a_run_is_named_by_all_that_decides_it(planner, corpus):
-    plan = planner.plan(tune="optim.lr")
-    first = plan.spec("untied", 0, 0)
-    others = [plan.spec("untied", 1, 0), plan.spec("untied", 0, 1), plan.spec("tied", 0, 0)]
-    assert others[1].run.optim.lr == pytest.approx(2**0.5 * first.run.optim.lr, rel=1e-5)
-    assert len({first.run_dir, *(spec.run_dir for spec in others)}) == 4
-    before = names(planner)
-    assert not before & names(planner, "optim.momentum=0.8")
-    elsewhere = replace(planner, text=corpus)
-    assert before == names(elsewhere), "the text counts, and not its place"
-    corpus.write_text(corpus.read_text() + "another line\n")
-    assert not before & names(elsewhere)
 
 
 def test_arms_may_have_seeds_of_their_own(planner):
