@@ -4,8 +4,9 @@ import json
 import math
 import os
 import random
+import re
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
+from html import unescape
 from types import MappingProxyType
 
 import yaml
@@ -156,45 +157,18 @@ def numbers(path):
     return dict(json.loads((path / "report.json").read_text(), parse_constant=refuse))
 
 
-class Page(HTMLParser):
-    """A page as its reader sees it: words without those of the figures, tables, headings; and its tags."""
+class Page:
+    """A page as its reader sees it: headings, and words without those of the figures; and its tags and addresses."""
 
     def __init__(self, path):
-        super().__init__()
-        self.tags = []
-        self.addresses = []
-        self.meta = {}
-        self.headings = []
-        self.tables = []
-        self._words = []
-        self._open = []
-        self.feed((path / "report.html" if path.is_dir() else path).read_text())
-        self.text = " ".join("".join(self._words).split())
+        content = (path / "report.html" if path.is_dir() else path).read_text()
+        self.tags = re.findall(r"<(\w+)", content)
+        self.addresses = re.findall(r'(?:src|href)="(.*?)"', content)
+        self.is_written_again = 'http-equiv="refresh"' in content
+        shown = re.sub(r"<(svg|style|title)\b.*?</\1>", "", content, flags=re.DOTALL)
+        self.headings = [words(heading) for heading in re.findall(r"<h[1-3].*?>(.*?)</h[1-3]>", shown, re.DOTALL)]
+        self.text = words(shown)
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self._open += [] if tag in ("meta", "path", "use", "rect") else [tag]
-        self.addresses += [str(value) for key, value in attrs if key in ("src", "href", "xlink:href")]
-        if tag == "meta":
-            self.meta |= {str(dict(attrs).get("http-equiv")): str(dict(attrs).get("content"))}
-        elif tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        elif tag in ("h1", "h2", "h3"):
-            self.headings.append("")
 
-    def handle_endtag(self, tag):
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        if {"svg", "style", "title"} & {*self._open}:
-            return
-        self._words.append(data)
-        if {"td", "th"} & {*self._open}:
-            self.tables[-1][-1][-1] += data
-        elif {"h1", "h2", "h3"} & {*self._open}:
-            self.headings[-1] += data
+def words(content):
+    return " ".join(unescape(re.sub("<[^>]*>", "", content)).split())

@@ -82,10 +82,6 @@ def draw_nothing(monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write("<svg></svg>"))
 
 
-def statuses(results):
-    return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
-
-
 def instant(loss):
     """An engine whose runs end at once with this loss, diverge (nan), or are "failed" or "killed".
 
