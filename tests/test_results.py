@@ -7,16 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import HEADS, ROOT
-from pandas.testing import assert_frame_equal
 
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.execute import describe_exit_code
-from lm.lab.ablation.folder import RunFiles, read_record, write_record
+from lm.lab.ablation.folder import RunFiles
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
-from tests.helpers.ablation_folder import make, write, write_result, write_run_dir
+from tests.helpers.ablation_folder import make, write, write_run_dir
 from tests.helpers.ablations import draw_nothing
 from tests.helpers.runs import files
 
@@ -116,35 +115,6 @@ def test_what_became_of_a_run_is_told_by_its_folder_and_by_its_row_when_that_is_
         assert contrasts(study).loc[0, ["sd", "ci_low", "p"]].isna().all()
         write_report(results)
         shutil.rmtree(study / "runs", ignore_errors=True)
-
-
-def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study):
-    def status():
-        row = read_results(study).reported.iloc[0]
-        return row.status, row.has_folder
-
-    run = of(study, "tied", 0)
-    assert status() == ("done", False)
-    run.run_dir.mkdir(parents=True)  # it is being run again
-    assert status() == ("missing", True)
-    write_result(run.run_dir, val_loss=3.5)
-    assert runs(study).val_loss[0] == 3.5
-    (run.run_dir / "result.json").write_text("[]")
-    with pytest.raises(UserError, match=r"result\.json: .*; without the folder of the run and its row in results.csv"):
-        status()
-
-
-def test_runs_that_ended_stay_rows_when_they_are_not_asked_for_any_more(study):
-    record = read_record(study)
-    before = read_results(study).runs
-    record.runs = record.runs[2:]
-    write_record(record, study)
-    results = read_results(study)
-    unused = results.runs.query("purpose == 'unused'")
-    unused, before = (frame.drop(columns="purpose").reset_index(drop=True) for frame in (unused, before[:2]))
-    assert_frame_equal(unused, before)
-    write_report(results)
-    assert_frame_equal(read_results(study).runs, results.runs)
 
 
 def test_runs_without_an_ablation(tmp_path):
