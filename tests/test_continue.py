@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lm import load_model
 from lm.cli.arguments import hydra_words, kinds_of
 from lm.cli.compose import compose
-from lm.config import LoggerConfig, ModelConfig, RunConfig
+from lm.config import ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
@@ -22,7 +22,7 @@ from lm.errors import UserError
 from lm.folder import read_base, save_model
 from lm.model.init import named_seed
 from lm.training.train import train
-from tests.helpers.runs import MODEL, RUN, at_home, change, composed, files, outcome, result, rows, stop
+from tests.helpers.runs import MODEL, RUN, at_home, composed, files, outcome, result, rows, stop
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
 slow = pytest.mark.slow
@@ -96,22 +96,6 @@ def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(run_dir, whole
         train(composed(f"run_dir={run_dir}"))
     train(composed(f"run_dir={run_dir}", "data.path=elsewhere/renamed.md"))
     assert outcome(RunConfig(run_dir=str(run_dir))) == whole
-
-
-def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(run_dir):
-    run = composed(f"run_dir={run_dir}")
-    assert (run.seed, run.head.name, run.optim.betas, run.threads) == (3, "untied", [0.7, 0.9], 1)
-    assert run.logger.tensorboard is not None
-    words = [
-        "checkpoint.every=9",
-        "validation.every=7",
-        "logger=none",
-        "prompts=[a]",
-        "trainer.enable_progress_bar=false",
-    ]
-    checkpoint, validation = replace(run.checkpoint, every=9), replace(run.validation, every=7)
-    changes = {"checkpoint": checkpoint, "validation": validation, "logger": LoggerConfig(), "prompts": ["a"]}
-    assert composed(f"run_dir={run_dir}", *words) == change(run, enable_progress_bar=False, **changes)
 
 
 def test_a_run_without_a_checkpoint_keeps_its_name(run_dir):

@@ -153,17 +153,6 @@ def test_a_run_in_one_process_is_whole_whatever_a_launcher_numbers(text_file, tm
     assert [*tmp_path.glob("run/tensorboard/events*")]
 
 
-@pytest.mark.nightly
-def test_two_processes_begin_with_the_weights_of_a_run(whole, text_file, tmp_path):
-    """A learning rate of zero leaves their loss, which is computed in batches of another size."""
-    still = [f"init_from={whole}", "optim.lr=0", "optim.ema=null", "validation.batches=null", "trainer.devices=2"]
-    still += ["max_minutes=0.1"]  # of which the first process makes steps
-    together([[sys.executable, TRAIN, *words(text_file, *SPLIT, *still, "run_dir=two")]], tmp_path)
-    continued, base = result(tmp_path / "two"), result(whole)
-    assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])
-    assert continued["val_loss"] == continued["init_from"]["val_loss"]
-
-
 LATE_OPERATION = f"""
 import os, runpy, time, torch
 try:

@@ -23,7 +23,7 @@ from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_b
 from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.errors import UserError
-from lm.folder import load_model, model_folder, save_model, write_weights
+from lm.folder import load_model, model_folder, save_model
 from lm.lab.commands.export import run as export_command
 from lm.lab.formats.gguf import export_gguf
 from lm.lab.formats.huggingface import export
@@ -68,17 +68,6 @@ def test_a_head_saved_before_untying_is_what_was_trained(tied, tmp_path):
     weights = load_file(tmp_path / "model/model.safetensors")
     assert torch.equal(weights["head.proj.weight"], weights["embed.weight"]) == tied
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-
-
-def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path):
-    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.uint16, torch.bool)
-    tensors = {f"{kind}é": (torch.arange(6).reshape(2, 3).T - 1).to(kind) for kind in kinds}
-    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 2), "odd": torch.ones(3, dtype=torch.uint8)}
-    write_weights(tmp_path / "x.safetensors", tensors)
-    stored = load_file(tmp_path / "x.safetensors")
-    assert stored.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        torch.testing.assert_close(stored[name], tensor, rtol=0, atol=0)
 
 
 def with_setting(**changes):
@@ -154,13 +143,6 @@ def test_a_weight_that_becomes_infinite_is_refused(write, dtype, tmp_path):
     with pytest.raises(UserError, match=f"^dtype={dtype}: "):
         write(net, BPE, tmp_path / "out", dtype)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_writes_a_file_of_llama_cpp_and_says_which(command, tmp_path):
-    save_model(noisy(tiny(**LLAMA), "tied", BPE.vocab_size), BPE, tmp_path / "model")
-    words = (f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=gguf", "dtype=q8_0")
-    code, out, err = command("export", *words)
-    assert (code, err, out.split(":")[0]) == (0, "", f"{tmp_path}/out/model.gguf")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "gguf", "page"])

@@ -1,7 +1,6 @@
 """A run that is stopped, killed and resumed ends with the same numbers, bit for bit, in a folder that is its own."""
 
 import errno
-import json
 import math
 import multiprocessing
 import os
@@ -23,13 +22,11 @@ from conftest import HEADS, ROOT, TEXT, TINY_RUN, small_disk, some
 
 import lm.training.state
 import lm.training.train
-from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig, ValidationConfig
-from lm.data.tokens import prepare
+from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig
 from lm.errors import UserError, reading
 from lm.folder import load_model, read_base
-from lm.scoring import validate
-from lm.system.files import atomic_file, is_run, read_csv, read_json, read_yaml, remove_partial
-from lm.training.run_directory import RunLocked, read_samples
+from lm.system.files import atomic_file, is_run, read_json, read_yaml, remove_partial
+from lm.training.run_directory import RunLocked
 from lm.training.state import newest_checkpoint
 from lm.training.train import train
 from tests.helpers.models import weights
@@ -173,22 +170,6 @@ def test_without_resume_a_run_starts_again_once(restarts, resumed_from, whole, l
     assert outcome(run) == outcome(whole(ADAMW))
     again = composed(f"run_dir={tmp_path / 'run'}")
     assert (again.checkpoint.resume, again.checkpoint.every) == (True, 10)
-
-
-def test_an_interrupt_after_the_result_leaves_its_model(text_file, tmp_path, monkeypatch):
-    """Which is that of the last step, though an estimate before it was lower than those that followed."""
-    settings = {"checkpoint": CheckpointConfig(best=True), "validation": ValidationConfig(every=3, batches=1)}
-    run = small(text_file, tmp_path / "run", max_steps=8, **settings)
-    write = lm.training.train.write_json
-    interrupted = lambda *args: (write(*args), os.kill(os.getpid(), signal.SIGINT))  # noqa: E731
-    monkeypatch.setattr(lm.training.train, "write_json", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(run)
-    monkeypatch.undo()
-    _, scores = train(run)
-    assert scores["best"] == {"step": 8, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
-    model, _ = load_model(tmp_path / "run")
-    assert validate(model, run, prepare(run.data, run.tokenizer)).loss == scores["val_loss"]
 
 
 def test_a_checkpoint_that_memory_does_not_hold_is_not_damaged(tmp_path, monkeypatch):
@@ -462,15 +443,6 @@ def in_a_process(work, *args):
     process.start()
     process.join()
     return process.exitcode
-
-
-def test_a_line_that_broke_off_is_left_out(tmp_path):
-    whole = [{"step": step, "samples": []} for step in (1, 2)]
-    lines = [json.dumps(line) for line in whole]
-    (tmp_path / "a.jsonl").write_text("\n".join([lines[0], '{"ste', '{"step": 1}', "5", lines[1], '{"st']))
-    assert read_samples(tmp_path / "a.jsonl") == whole
-    (tmp_path / "a.csv").write_text("step,tokens\n1,100\n2,20")  # of 200
-    assert read_csv(tmp_path / "a.csv", whole=False) == [{"step": "1", "tokens": "100"}]
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
