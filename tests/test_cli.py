@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 from contextlib import suppress
 from importlib import import_module
 
@@ -331,24 +330,6 @@ def test_what_a_signal_breaks_is_interrupted(command, monkeypatch):
 
     monkeypatch.setattr(train, "run", broken)
     assert command("train") == (143, "", "interrupted\n")
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_in_an_import_ends_the_command_after_the_import(name, code, command, monkeypatch, tmp_path):
-    """There an exception may be lost, as in a method that Python calls when an object goes."""
-    signalling = (
-        f"class Gone:\n    def __del__(self):\n        os.kill(os.getpid(), signal.{name})\n        list('gone')\n"
-    )
-    (tmp_path / "imported.py").write_text(f"import os\nimport signal\n{signalling}Gone()\nis_whole = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "imported", raising=False)
-
-    def importing(args):
-        assert import_module("imported").is_whole
-        time.sleep(10)
-
-    monkeypatch.setattr(train, "run", importing)
-    assert command("train") == (code, "", "interrupted\n")
 
 
 # --- lm-lab, --help and completion

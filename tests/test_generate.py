@@ -5,7 +5,6 @@ from itertools import islice, takewhile
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, tiny
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,9 +127,6 @@ class NoSoftmax(TorchFunctionMode):
 def test_decoding_calls_no_softmax(options):
     with NoSoftmax():
         assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, **options)
-    for function in (torch.softmax, F.log_softmax, torch.Tensor.softmax):  # each of which is seen
-        with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
-            function(torch.ones(2, 3), -1)
 
 
 def test_decoding_disables_dropout_and_restores_training_mode():

@@ -44,9 +44,8 @@ def test_transformers_reads_what_is_exported(name, head, changes, tmp_path):
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert_same_model(net, lambda tokens: model(tokens).logits)
     assert model.config.tie_word_embeddings == (head == "tied")
-    words, text = AutoTokenizer.from_pretrained(tmp_path / "out"), "the quick\nbrown fox"
-    assert words(text)["input_ids"] == [BYTE.begin, *BYTE.encode(text)]
-    assert words.decode(BYTE.encode(text)) == text
+    text = "the quick\nbrown fox"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == [BYTE.begin, *BYTE.encode(text)]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

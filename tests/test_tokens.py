@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from lm.config import DataConfig, TokenizerConfig
 from lm.data import sources
 from lm.data import text as module
-from lm.data.text import chunks, read, split
+from lm.data.text import chunks, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from lm.errors import UserError
-from tests.helpers.texts import Listed, documents, stored, texts
+from tests.helpers.texts import documents, stored, texts
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
@@ -35,7 +35,6 @@ WORDS = ["a", "b;", "()", "é", "1", "s", "'", "_", "你", "。"]  # between whi
 SPACES = ["\n", "\n\n", " ", "    ", " \n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000"]
 PAIRS_OF_WORDS = [f"{word}{other}a1" * 20 for word in WORDS for other in WORDS]
 TRAINED = train_bpe([BREAKS, *(f"a{space}{other}b" * 20 for space in SPACES for other in SPACES), *PAIRS_OF_WORDS], 400)
-PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
 LETTERS = st.lists(st.tuples(st.sampled_from("aé日🎉"), st.integers(0, 99)), min_size=2, max_size=10)
 
 
@@ -51,19 +50,6 @@ def folders(source):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("text")
-
-
-@given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
-def test_text_beyond_the_limit_is_not_read(pairs, limit, block, folder):
-    source, whole = Listed(pairs, block), "".join(text for _, text in pairs).encode()
-    if limit < len(pairs[0][1][0].encode()):
-        return  # not one character fits
-    text = read(source, folder / "text", max_bytes=limit)
-    content = (folder / "text").read_bytes()
-    assert whole.startswith(content)
-    assert content == whole or limit - 4 < len(content) <= limit
-    assert content.decode() == "".join(texts(text.whole()))
-    assert sum(source.read[:-1]) < limit
 
 
 def test_the_hash_is_of_sizes_names_and_texts_in_order(folder):

@@ -17,7 +17,7 @@ from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.size import flops_per_token
-from lm.model.user_class import check_classes, import_class
+from lm.model.user_class import import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, random_tokens
@@ -169,16 +169,6 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
         build(ffn="torch.nn.Linear")
     with pytest.raises(UserError, match=r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
         flops_per_token(build(linear="torch.nn.Bilinear"))
-
-
-def test_a_class_is_given_by_its_path():
-    """Nothing is imported: the module `this` would print a text."""
-    config = tiny(linear="this.Part", norm="torch.nn.RMSNorm")
-    for classes in ((), ["this.Part"], [nn.RMSNorm], ["torch.nn.Linear"]):
-        with pytest.raises(UserError, match=r"classes=\[this\.Part,torch\.nn\.RMSNorm\]' imports it"):
-            check_classes(config, classes)
-    check_classes(config, ["this.Part", "torch.nn.RMSNorm"])
-    assert "this" not in sys.modules
 
 
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():

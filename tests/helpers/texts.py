@@ -1,6 +1,6 @@
 """Texts from sources of a test."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,6 @@ class Listed:
     pairs: list[tuple[str, str]]
     block: int = 1 << 20
     place: str = "data.path=listed"
-    read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
 
     def state(self):
         return repr(self.pairs)
@@ -22,7 +21,6 @@ class Listed:
     def documents(self):
         for name, text in self.pairs:
             raw = text.encode()
-            self.read.append(len(raw))
             yield name, [raw[i : i + self.block] for i in range(0, len(raw), self.block)]
 
 
