@@ -48,12 +48,6 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
 
 
-def test_a_question_does_not_replace_a_file_that_was_edited(tmp_path):
-    (tmp_path / "asked.yaml").write_text("arms: [")
-    question = replace(asked_by("head=tied,untied").ablation, name="asked")
-    assert write_question(question, [], tmp_path).name.startswith("asked-")
-
-
 def test_a_question_may_have_any_name_that_a_folder_has():
     assert choose(question_in_a_line("head=tied,untied") | {"name": "größe"})[1] == "ablation.name='größe'"
 

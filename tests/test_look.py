@@ -244,14 +244,6 @@ def test_the_page_may_run_no_script_but_its_own_and_names_no_other_place(server)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", page)
 
 
-def test_two_models_stream_their_tokens_in_turn(server):
-    body = {"runs": ["tied", "untied"], "prompt": PROMPT, "max_new_tokens": 5, "temperature": 1.0}
-    status, content, _ = ask(server, "POST", "/prompt", body, Origin=server.address.rstrip("/"))
-    rows = [json.loads(line) for line in content.splitlines()]
-    assert status == 200
-    assert [row["model"] for row in rows] == [0, 1] * 5
-
-
 def test_a_page_gets_its_answer_while_another_one_streams(server):
     connection, rows = stream(server.server_port, runs=["tied"], prompt=PROMPT, max_new_tokens=512)
     assert rows.readline()
