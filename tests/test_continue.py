@@ -185,23 +185,6 @@ def start(base, *overrides):
     return at_home(base.parent, f"init_from={base}", *overrides)
 
 
-@pytest.mark.parametrize("length", ["trainer.max_epochs=0.2", pytest.param("max_minutes=0.01", marks=slow)])
-def test_a_command_with_its_length_in_epochs_or_minutes_shows_its_run(length, home, tmp_path):
-    """What is typed is compared with what was asked for, not with the steps that followed from that."""
-    words = [f"init_from={home / 'tied'}", "data=text", f"data.path={home / 'text'}", length, "threads=1"]
-    words += ["validation.every=0", "prompts=[]", f"data.cache_dir={tmp_path}", f"run_dir={tmp_path / 'run'}"]
-    path, scores = train(composed(*words))
-    assert train(composed(*words)) == (path, scores)
-    assert train(composed(f"run_dir={path}")) == (path, scores)
-    for same in (f"trainer.max_steps={scores['steps']}", f"max_tokens={scores['tokens']}"):
-        assert train(composed(f"run_dir={path}", same)) == (path, scores), "a typed length replaces any other"
-    with pytest.raises(UserError, match=r"there, trainer\.max_steps=77 now"):
-        train(composed(f"run_dir={path}", "trainer.max_steps=77"))
-    with pytest.raises(UserError, match="no such folder"):
-        train(composed(f"run_dir={path}", f"init_from={tmp_path / 'absent'}"))
-    assert train(composed(f"run_dir={path}", f"init_from={home / 'tied'}")) == (path, scores)
-
-
 @pytest.mark.parametrize(
     ("overrides", "key", "cause"),
     [

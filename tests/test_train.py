@@ -39,7 +39,6 @@ from tests.helpers.runs import (
     change,
     checkpoints,
     column,
-    compiles,
     composed,
     evaluate_run,
     losses,
@@ -164,30 +163,6 @@ def test_one_batch_is_memorised_and_recited(text_file, tmp_path):
     stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=2, seed=0)
     tokens = stream.batch(0)[0][0].tolist()
     assert [token for (token,) in islice(decode(net, [tokens[:8]]), 24)] == tokens[8:]
-
-
-EQUAL, NEAR, OTHER = (0.0, 0.0), (0.0, 1e-3), (1e-6, math.inf)  # the range of the largest difference of two losses
-needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"max_tokens": 20 * 4 * 32 - 5, "max_steps": 999, "gradient_clip_val": 0}, EQUAL),  # 0 is no limit
-        pytest.param({"loss": "chunked", "activation_checkpointing": True}, NEAR, marks=needs_chunks),
-        pytest.param({"compile": True}, NEAR, marks=[pytest.mark.nightly, compiles]),
-        ({"gradient_clip_val": 1.0}, OTHER),
-        ({"seed": 1}, OTHER),
-    ],
-)
-def test_what_losses_depend_on(changes, difference, finished, tmp_path):
-    run, folder, scores = finished
-    _, again = train(change(run, run_dir=str(tmp_path / "run"), prompts=[], **changes))
-    gap = max(abs(a - b) for a, b in zip(losses(tmp_path / "run"), losses(folder), strict=True))
-    assert difference[0] <= gap <= difference[1]
-    assert again["steps"] == 20
-    assert abs(again["val_loss"] - scores["val_loss"]) <= difference[1]
 
 
 @pytest.mark.parametrize("signal_after", [None, 9])
