@@ -51,9 +51,6 @@ def read(command):
     return (words[3], words[4:]) if words[1] == "-m" else (Path(words[1]).stem, words[2:])
 
 
-# --- the README
-
-
 # --- commands
 
 

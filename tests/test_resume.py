@@ -25,7 +25,7 @@ import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig
 from lm.errors import UserError, reading
 from lm.folder import load_model, read_base
-from lm.system.files import atomic_file, is_run, read_json, read_yaml, remove_partial
+from lm.system.files import atomic_file, is_run, read_json, read_yaml
 from lm.training.run_directory import RunLocked
 from lm.training.state import newest_checkpoint
 from lm.training.train import train
@@ -49,7 +49,7 @@ from tests.helpers.runs import (
     stop,
     wait_for,
 )
-from tests.helpers.writing import write_and_die, write_with_faults
+from tests.helpers.writing import write_with_faults
 
 EVERY_FIVE = CheckpointConfig(every=5, keep=3)
 MIDTRAINING = replace(HEADS["untied_midtraining"], head_lr_multiplier=0.5)
@@ -437,14 +437,6 @@ def test_a_tokenizer_file_is_kept_with_a_run_that_stopped(finished_run, text_fil
 # --- files that are whole, whatever fails while they are written
 
 
-def in_a_process(work, *args):
-    """The exit code of a process that does some work."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 @pytest.mark.parametrize("read", [read_json, read_yaml])
 def test_what_holds_something_else_is_named(tmp_path, read):
     path = tmp_path / "file"
@@ -454,16 +446,6 @@ def test_what_holds_something_else_is_named(tmp_path, read):
             read(path)
         assert str(caught.value).startswith(f"{path}: not what lm wrote (")
         assert "\n" not in str(caught.value)
-
-
-def test_what_a_killed_process_left_goes_with_the_next_holder_of_the_lock(tmp_path):
-    folders = [tmp_path / "runs", run := tmp_path / "runs/one"]
-    run.mkdir(parents=True)
-    assert in_a_process(write_and_die, folders) == -signal.SIGKILL
-    remove_partial(tmp_path)
-    assert [path.parent for path in tmp_path.rglob(".partial-*-killed")] == [run], "which has a lock of its own"
-    remove_partial(run)
-    assert not [*tmp_path.rglob(".partial-*")]
 
 
 def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
@@ -483,7 +465,10 @@ def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
 
 
 def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):
-    assert in_a_process(write_with_faults, tmp_path) == 0
+    process = multiprocessing.get_context("spawn").Process(target=write_with_faults, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 @pytest.mark.nightly

@@ -1,19 +1,11 @@
-"""Processes that die or fail while they write a file. A new process imports this file alone, which takes a moment."""
+"""A process that dies or fails while it writes a file. A new process imports this file alone, which takes a moment."""
 
 import os
-import signal
 from contextlib import suppress
 from itertools import count
 
-from lm.system.files import atomic_file, read_json, write_json
+from lm.system.files import read_json, write_json
 from scripts.faults.inject import Injection
-
-
-def write_and_die(folders):
-    """Be killed while a file is written in each of two folders."""
-    with atomic_file(folders[0] / "killed") as file, atomic_file(folders[1] / "killed"):
-        file.write(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_with_faults(folder):
