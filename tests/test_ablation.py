@@ -23,11 +23,10 @@ from lm.lab.ablation.folder import (
     lock_output_dir,
     read_record,
 )
-from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
-from tests.helpers.ablation_folder import Page, numbers
+from tests.helpers.ablation_folder import numbers
 from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, workers_of
 from tests.helpers.runs import composed, files, wait_for
 
@@ -158,25 +157,6 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
 
 
 # --- calls that end early
-
-
-@pytest.mark.slow
-def test_the_page_is_written_while_the_runs_are_made(lab, instantly, monkeypatch, capsys):
-    def until_the_fourth(spec):
-        if len(made) > 3:
-            raise KeyboardInterrupt
-        return near(spec)
-
-    made = instantly(until_the_fourth)
-    monkeypatch.setattr("lm.lab.ablation.ablate.REPORT_SHARE", 1e9)
-    with pytest.raises(KeyboardInterrupt):
-        lab.run()
-    assert "Results so far" in Page(lab.out).text
-    assert Page(lab.out).is_written_again
-    assert (lab.out / "results.csv").read_text().count(",done,") == 2
-    write_report(read_results(lab.out))
-    assert not Page(lab.out).is_written_again, "nobody is at work there any more"
-    assert "results so far: " in capsys.readouterr().err
 
 
 def test_a_look_that_decides_ends_the_ablation(lab, instantly):

@@ -25,7 +25,6 @@ from lm.cli.arguments import parse
 from lm.cli.evaluate import EvaluateConfig, score
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.batches import IGNORED
-from lm.data.paths import listed
 from lm.data.tokenizer import byte_tokenizer
 from lm.errors import UserError
 from lm.folder import load_model
@@ -198,14 +197,6 @@ def test_a_mistake_is_told_first(words, named, place, capsys):
     assert str(refused.value).startswith(named.format(place))
     assert "\n" not in str(refused.value)
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_list_is_in_brackets_and_a_name_that_exists_is_taken_as_it_is(tmp_path):
-    (tmp_path / "[a,b]").mkdir()
-    (tmp_path / "file").touch()
-    assert listed(f"{tmp_path}/[a,b]", "run_dir") == [f"{tmp_path}/[a,b]"]
-    assert listed(f"[x y, {tmp_path}/f*,http://h/*]", "texts") == ["x y", f"{tmp_path}/file", "http://h/*"]
-    assert listed(f"{tmp_path}/*", "run_dir", folders=True) == [f"{tmp_path}/[a,b]"]
 
 
 # --- lm-evaluation-harness, by the commands of docs/evaluation.md; most tests need the extra `eval`

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.decoding import Sampling, decode, generate, likeliest, stream, window_start
+from lm.decoding import Sampling, decode, generate, stream, window_start
 from lm.errors import UserError
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
@@ -97,15 +97,6 @@ def test_a_stream_yields_a_character_as_soon_as_it_is_complete():
     pieces = BYTE.stream(ids)
     assert next(pieces) == "é"
     assert len(list(ids)) == 4  # the bytes of the other two characters have not been consumed
-
-
-def test_the_likeliest_tokens_have_the_probabilities_of_the_softmax():
-    logits = torch.randn(BYTE.vocab_size, generator=torch.Generator().manual_seed(0))
-    expected, pairs = logits.softmax(-1).topk(3), likeliest(BYTE, logits, 3)
-    assert [share for _, share in pairs] == pytest.approx(expected.values.tolist(), rel=1e-5)
-    assert pairs[0][0] == BYTE.decode([int(expected.indices[0])])
-    assert len(likeliest(BYTE, logits, 1000)) == BYTE.vocab_size
-    assert "<|endoftext|>" in dict(likeliest(BYTE, logits, 1000))
 
 
 def test_a_sample_depends_on_its_seed_and_temperature_alone():

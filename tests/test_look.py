@@ -16,7 +16,7 @@ from conftest import TEXT, TINY_RUN
 
 from lm import generate
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.decoding import GREEDY, Sampling, window_start
+from lm.decoding import GREEDY, window_start
 from lm.errors import UserError
 from lm.folder import RUN_MARKS, folders_with
 from lm.lab.formats.huggingface import export
@@ -68,14 +68,6 @@ def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads():
         assert lead == pytest.approx(row["lead"], abs=1e-3)  # the softmax is of these logits
 
 
-def test_the_bytes_of_passages_are_those_of_the_validation_text():
-    """A passage may end inside of a character."""
-    text, model = "日本語の文。" * 200, loaded("a")
-    model.text = SimpleNamespace(val=np.array([BYTE.begin, *BYTE.encode(text)], np.uint16))
-    passages = range(scored_text([model], "")["n_passages"])
-    assert sum(scored_text([model], "", passage)["n_bytes"] for passage in passages) == len(text.encode())
-
-
 def test_a_model_without_a_text_is_shown_on_the_text_of_another():
     alone, other = loaded("a"), loaded("b")
     alone.path = Path("of_transformers")
@@ -83,18 +75,6 @@ def test_a_model_without_a_text_is_shown_on_the_text_of_another():
     assert scored_text([alone, other], "")["n_bytes"] == scored_text([other], "")["n_bytes"] == 9
     with pytest.raises(UserError, match=r"of_transformers/config\.yaml: .*or paste a text$"):
         scored_text([alone], "")
-
-
-def test_candidates_have_the_shares_that_sampling_draws_from():
-    sampling = Sampling(temperature=2.0, top_k=3, seed=1)
-    rows = [*continuations([loaded("a")], PROMPT, 20, sampling)]
-    assert {(row["rank"] == 1, row["lead"] >= 0) for row in rows} == {(True, True), (False, False)}
-    for row in rows:
-        shares, drawn = ([candidate[key] for candidate in row["candidates"]] for key in ("share", "drawn"))
-        assert drawn[3:] == [0, 0]
-        assert sum(drawn) == pytest.approx(1)
-        assert drawn[0] / drawn[1] == pytest.approx(math.sqrt(shares[0] / shares[1]), rel=1e-3)
-        assert row["token"] in [candidate["token"] for candidate in row["candidates"]]
 
 
 @slow

@@ -30,10 +30,9 @@ from lm.lab.formats.huggingface import export
 from lm.lab.formats.page import export_page
 from lm.model.transformer import Transformer
 from lm.system.files import read_json
-from lm.training.train import train
 from tests.helpers.browser import browser_page
 from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, exported, noisy
-from tests.helpers.runs import RUN, composed
+from tests.helpers.runs import composed
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)
@@ -197,18 +196,6 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")
-
-
-@pytest.mark.slow
-def test_the_words_of_a_card_name_the_start(finished_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished_run, "base")
-    Path("a text (1).txt").write_text(TEXT)
-    words = [f"init_from={tmp_path}/base", "model.linear=lora", "optim=adamw", "trainer.max_steps=2", "run_dir=tuned"]
-    _, result = train(composed(*RUN, *words, f"data.path={tmp_path}/a text (1).txt"))
-    text = card("tuned", "out")
-    assert hash_by_words(text) == result["config_hash"]
-    assert str(tmp_path) not in text
 
 
 # --- a model as a page: in JavaScript it has our tokens of a text and our logits, and it writes our text

@@ -5,7 +5,6 @@ import io
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 
 import pytest
 from conftest import HEADS, as_nobody
@@ -58,29 +57,6 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder, tmp_p
     (tmp_path / "runs/tied-1/config.yaml").write_text("")
     assert "tied-1/config.yaml: not what train wrote" in listing(find_runs(tmp_path / "runs"), 7)
     assert text.endswith("7 runs: 1 unfinished, 1 diverged, 2 broken, 3 finished")
-
-
-TEXTS = [RunConfig(data=DataConfig(source="text", path=f"{name}.txt")) for name in "aab"]
-OWN_STD = [RunConfig(head=replace(HEADS["tied"], embedding_std=std)) for std in (0.02, 0.04)]
-KINDS_OF_LOSS = [RunConfig(loss=loss) for loss in ("plain", "chunked")]
-
-
-@pytest.mark.parametrize(
-    ("runs", "keys", "words"),
-    [
-        (OWN_STD, ["head.embedding_std"], "head.embedding_std"),  # which its name does not say
-        (TEXTS[:2], ["data_hash"], "data_hash"),  # the text has changed under its path
-        (TEXTS[1:], ["data.path"], "the text b.txt"),
-        (KINDS_OF_LOSS, ["loss"], "val_bpb  loss (setting)  "),  # which nobody should take for a score
-    ],
-)
-def test_a_column_for_what_differs(runs, keys, words, tmp_path):
-    for i, run in enumerate(runs):
-        write_run_dir(tmp_path / str(i), run, {"head": "tied"}, data_hash=f"{i if run in TEXTS else 0}")
-    found = find_runs(tmp_path)
-    assert differing(found) == keys
-    assert words in listing(found, 2)
-    assert listing_csv(found).startswith(f"run,status,note,{','.join(keys)},")
 
 
 def test_runs_of_different_texts_are_apart(tmp_path):
