@@ -27,7 +27,7 @@ from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
 from tests.helpers.ablation_folder import numbers
-from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, workers_of
+from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, statuses, workers_of
 from tests.helpers.runs import composed, files, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -205,7 +205,38 @@ def test_every_arm_is_scored_at_its_own_best_value(lab, instantly):
     assert (len(made), grown.contrasts[0].n_seeds) == (len(results.runs) + 10, 4)
 
 
+@pytest.mark.slow
+def test_a_value_that_fails_twice_is_dropped_and_a_lost_run_keeps_its_seed_out_until_they_are_made(lab, instantly):
+    ends = {("tied", 4, 1): "failed", ("untied", 1, 2): "killed"}
+    made = instantly(lambda spec: ends.get((spec.arm, spec.factor, spec.seed)) or bowl(spec))
+    results = lab.run(**TUNED)
+    assert {arm: ladder.dropped for arm, ladder in results.ladders.items()} == {"tied": [4.0], "untied": []}
+    assert 0.02 * (results.ladders["tied"].best or 0.0) == pytest.approx(0.057, abs=0.003), "the upper end that is left"
+    assert results.contrasts[0].seeds == [0, 1]
+    twice = {name for name in made if made.count(name) == 2}
+    assert {name.rpartition("-")[0] for name in twice} == {"runs/tied-seed1", "runs/untied-seed2"}
+    planned = lab.run(**TUNED, plan_only=True)
+    assert planned.runs.purpose.tolist() == results.runs.purpose.tolist(), "what was decided stays until it is mended"
+    mended = instantly(bowl)
+    after = lab.run(**TUNED)
+    assert (after.ladders["tied"].dropped, after.contrasts[0].seeds) == ([], [0, 1, 2])
+    assert twice <= {*mended}, "the same command makes them again"
+
+
 # --- real runs
+
+
+@pytest.mark.nightly
+def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab):
+    arms = {
+        "good": ["head=tied"],
+        "wild": ["head=tied", "optim.lr=1e15", "trainer.gradient_clip_val=0"],
+        "broken": ["head=tied", "model.linear=tests.helpers.layers.Brittle"],
+    }
+    results = lab.run(arms=arms, baseline="good", primary=[], seeds=[0])
+    assert statuses(results) == {("good", 0): "done", ("wild", 0): "diverged", ("broken", 0): "failed"}
+    (error,) = results.runs.error[results.runs.arm == "broken"]
+    assert "a crack | in the glass" in error
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ from itertools import islice, takewhile
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, tiny
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,16 @@ def test_cached_equals_uncached_far_past_the_context(position, n_kv_heads, seq_l
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
     assert tokens(net, PROMPTS, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected
+
+
+def test_the_sensitive_model_depends_on_its_whole_context():
+    """The comparisons above depend on it: the next token changes with distant tokens and with their order."""
+    net, text = sensitive(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))
+    moved = text.clone()
+    moved[:, :2] = text[:, :2].flip(1)
+    with torch.no_grad():
+        changed = net(text)[:, -1].argmax(-1) != net(moved)[:, -1].argmax(-1)
+    assert changed.float().mean() > 0.1
 
 
 def test_a_prompt_may_be_empty_and_is_continued_without_characters_that_the_model_does_not_know():
@@ -118,6 +129,9 @@ class NoSoftmax(TorchFunctionMode):
 def test_decoding_calls_no_softmax(options):
     with NoSoftmax():
         assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, **options)
+    for function in (torch.softmax, F.log_softmax, torch.Tensor.softmax):  # each of which is seen
+        with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
+            function(torch.ones(2, 3), -1)
 
 
 def test_decoding_disables_dropout_and_restores_training_mode():

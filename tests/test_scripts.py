@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -17,8 +18,9 @@ import pytest
 from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import generate, load_model
+from lm.cli.main import main
 from lm.training.processes import Signals
-from tests.helpers.runs import result, signal_at, wait_for
+from tests.helpers.runs import PROCESSES, result, signal_at, unblock_signals, wait_for
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 slow = pytest.mark.slow
@@ -121,6 +123,38 @@ def test_a_sweep_runs_each_job_and_compares_them(command, cwd):
 
 
 # --- what ends a command
+
+
+def train_unread(words, ignored):
+    """The command in a process that has imported it already; nobody reads what it writes."""
+    unblock_signals()
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))  # those of pytest are files
+    sys.argv = [str(ROOT / "scripts/train.py"), *words]
+    main("train")
+
+
+@slow
+@pytest.mark.nightly
+def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_ignored(cwd):
+    """As nohup lets a command ignore it."""
+    words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=100000", "run_dir=run"]
+    for ignored, code in ((), 128 + signal.SIGHUP), ((signal.SIGHUP,), 128 + signal.SIGTERM):
+        newest = max(cwd.glob("run/checkpoints/*"), default=None)
+        process = PROCESSES.Process(target=train_unread, args=(words, ignored))
+        process.start()
+        wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest, 300)
+        os.kill(process.pid, signal.SIGHUP)
+        if ignored:
+            time.sleep(0.5)
+            process.terminate()
+        process.join(300)
+        assert process.exitcode == code
 
 
 @pytest.mark.nightly
