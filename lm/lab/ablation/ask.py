@@ -24,7 +24,7 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import as_started
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import ENDED, AblationRecord, RunReader, by_key, read_record
+from lm.lab.ablation.folder import AblationRecord, RunReader, by_key, read_record
 from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -168,7 +168,7 @@ def confirmation(source: Path) -> QuestionFile:
     record = read_record(source, "confirm")
     question = record.question
     reader = RunReader(source)
-    if not record.runs or any(reader.outcome(run.run_dir).status not in ENDED for run in record.runs):
+    if not record.runs or len(reader.ended(record.runs)) < len(record.runs):
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
     pairs = question.pairs()
     needed = {question.baseline, *(name for arm in question.primary_arms() for name in (arm, pairs[arm]))}

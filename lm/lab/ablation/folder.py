@@ -220,8 +220,7 @@ def lock_output_dir(folder: Path) -> AbstractContextManager[object]:
 class Outcome(NamedTuple):
     status: str  # done, diverged, failed, killed, or missing: not run yet, or running
     error: str = ""
-    result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
-    row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+    result: Mapping[str, Any] = MappingProxyType({})  # with the keys of RESULT, or empty
 
 
 class RunFiles:
@@ -234,9 +233,12 @@ class RunFiles:
 
     def read(self) -> Outcome:
         """Return the outcome. Raises UserError or OSError if a file cannot be read: such a run is not missing."""
+        path = self.run_dir / "result.json"
         try:
-            if (result := read_result(self.run_dir / "result.json")) is not None:
-                return Outcome("done", result=result)
+            if (result := read_result(path)) is not None:
+                with reading(path):
+                    resumed_from, torch = " ".join(map(str, result["resumed_from"])), result["versions"]["torch"]
+                return Outcome("done", result=result | {"resumed_from": resumed_from, "torch": torch})
             with reading(self.status):
                 content = read_json(self.status)
                 return Outcome(content["status"], content["error"])
@@ -267,6 +269,7 @@ RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
     "threads": int,
     **dict.fromkeys(("device", "cpu", "precision", "python", "torch", "resumed_from"), str),
 }
+WHICH = ("arm", "seed", "factor", "run_dir", "source_hash")
 COLUMNS: dict[str, type] = {
     **dict.fromkeys(("arm", "purpose"), str),
     "seed": int,
@@ -274,20 +277,23 @@ COLUMNS: dict[str, type] = {
     **dict.fromkeys(("status", "error"), str),
     **RESULT,
     **dict.fromkeys(("source_hash", "run_dir"), str),
-    "has_folder": bool,
 }
 DTYPES: dict[type | None, str] = {int: "Int64", float: "float64", bool: "boolean"}
 
 
 class RunReader:
-    """The outcomes of the runs of an ablation. Raises UserError if results.csv is not what a report has written."""
+    """The outcomes of the runs of an ablation."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        path = folder / "results.csv"
+
+    @cached_property
+    def rows(self) -> dict[str, dict[str, str]]:
+        """The rows of results.csv by run. Raises UserError if the file is not what a report has written."""
+        path = self.folder / "results.csv"
         try:
             with reading(path):
-                self.rows = {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
+                return {row["run_dir"]: row for row in (read_csv(path) if path.exists() else ())}
         except UserError as error:
             raise UserError(f"{error}; without this file, the runs that have a folder are read from there") from error
 
@@ -299,36 +305,26 @@ class RunReader:
         row = self.rows[run_dir]
         with reading(self.folder / "results.csv"):
             done = row["status"] == "done"
-            result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
-            return Outcome(row["status"], row["error"], result, row)
+            return Outcome(
+                row["status"], row["error"], {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
+            )
+
+    def ended(self, runs: Sequence[Run]) -> list[Run]:
+        """Return those of the runs that have ended."""
+        return [run for run in runs if self.outcome(run.run_dir).status in ENDED]
 
     def frame(self, record: AblationRecord) -> pd.DataFrame:
         """Return a row for each run, with the columns of COLUMNS. Last come finished runs that are not asked for."""
-        rows = [asdict(run) | self._described(run.run_dir) for run in record.runs]
-        for row in rows:
-            row["source_hash"] = row["source_hash"] or record.arms[row["arm"]].identity.get("source_hash")
+        runs = [asdict(run) | {"source_hash": record.arms[run.arm].identity.get("source_hash")} for run in record.runs]
         asked = {run.run_dir for run in record.runs}
-        for run_dir, row in self.rows.items():
-            if run_dir not in asked and row["status"] in ENDED:
-                about = {"arm": row["arm"], "seed": row["seed"], "factor": row.get("factor") or None, "purpose": UNUSED}
-                rows.append(about | self._described(run_dir))
+        runs += [
+            {key: row.get(key) or None for key in WHICH} | {"purpose": UNUSED}
+            for run_dir, row in self.rows.items()
+            if run_dir not in asked and row["status"] in ENDED
+        ]
+        outcomes = [self.outcome(run["run_dir"]) for run in runs]
+        rows = [{**outcome.result, **run, **outcome._asdict()} for run, outcome in zip(runs, outcomes, strict=True)]
         return frame_of(rows, COLUMNS)
-
-    def _described(self, run_dir: str) -> dict[str, Any]:
-        outcome = self.outcome(run_dir)
-        result = dict(outcome.result)
-        if result and outcome.row is None:
-            with reading(self.folder / run_dir / "result.json"):
-                result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
-                result["torch"] = result["versions"]["torch"]
-        return {
-            **{key: result.get(key) for key in RESULT},
-            "run_dir": run_dir,
-            "status": outcome.status,
-            "error": outcome.error,
-            "has_folder": outcome.row is None,
-            "source_hash": outcome.row and outcome.row["source_hash"],
-        }
 
     @cached_property
     def curves(self) -> dict[str, list[dict[str, str]]]:

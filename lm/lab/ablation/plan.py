@@ -304,7 +304,7 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
 
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
-    ended = {run.arm for run in before.runs if reader.outcome(run.run_dir).status in ENDED}
+    ended = {run.arm for run in reader.ended(before.runs)}
     for name, arm in before.arms.items():
         if name in ended and (difference := _difference(arm, arms.get(name))):
             reason = f"holds finished runs of another {name} ({difference})"
@@ -333,7 +333,7 @@ def _changes(question: Question, arms: Arms, before: AblationRecord | None, read
     """Return after how many results the design changed, at each call that changed the design."""
     if before is None:
         return []
-    n = sum(reader.outcome(run.run_dir).status in ENDED for run in before.runs)
+    n = len(reader.ended(before.runs))
     is_same = design_of(before.question, before.arms) == design_of(question, arms)
     return before.changed if is_same or not n else [*before.changed, n]
 

@@ -57,7 +57,7 @@ def write_tables(results: Results) -> None:
     if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
         curves = results.curves.drop_duplicates(["run_dir", "step"])[["run_dir", *POINT]]
         write_text(folder / "curves.csv", curves.to_csv(index=False, lineterminator="\n"))
-    columns = [key for key in COLUMNS if key in results.runs and key != "has_folder"]
+    columns = [key for key in COLUMNS if key in results.runs]
     write_text(folder / "results.csv", results.runs[columns].to_csv(index=False, lineterminator="\n"))
 
 
@@ -182,7 +182,6 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
     runs = results.reported[results.reported["arm"] == name]
     shown = results.shown_runs()
     shown = shown[shown["arm"] == name].set_index("seed").sort_index()
-    kept = shown["run_dir"][shown["has_folder"].astype(bool)]
     scores = (
         {} if question.folds else {key: (shown[key].mean(), shown[key].std()) for key in RUN_METRICS if key in shown}
     )
@@ -196,7 +195,11 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
         "scored_tokens": record.scored_tokens,
         "n_seeds": len(shown),
         "scores": scores,  # metric -> mean and standard deviation; of different texts there is no mean
-        "folders": {str(seed): f"{quote(run_dir)}/" for seed, run_dir in kept.items()},
+        "folders": {
+            str(seed): f"{quote(run_dir)}/"
+            for seed, run_dir in shown["run_dir"].items()
+            if (results.folder / run_dir).is_dir()
+        },
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
         "ladder": _ladder(ladder, METRICS[question.metric].sign) if ladder else None,
         "identity": record.identity,

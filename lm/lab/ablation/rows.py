@@ -113,7 +113,7 @@ def judged(
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
     runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     nothing = RunReader(Path(os.devnull))  # there are no folders of runs
-    return Results(folder, record, nothing, runs.assign(higher_value=runs["value"], has_folder=False))
+    return Results(folder, record, nothing, runs.assign(higher_value=runs["value"]))
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
