@@ -37,7 +37,7 @@ def results(tmp_path_factory):
 @pytest.fixture
 def calm(results):
     """The same, to be changed."""
-    return replace(results, record=deepcopy(results.record), runs=results.runs.copy())
+    return replace(results, record=deepcopy(results.record))  # which reads its own runs
 
 
 def test_the_command_says_what_became_of_the_runs_and_prints_the_numbers(tmp_path, lab, monkeypatch):

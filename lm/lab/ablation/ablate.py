@@ -36,7 +36,7 @@ from lm.lab.ablation.plan import (
 )
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.report import write_report
-from lm.lab.ablation.results import Results, results_of
+from lm.lab.ablation.results import Results
 from lm.lab.ablation.sentence import margin_in_words
 from lm.lab.ablation.warnings import plan_warnings
 from lm.system.device import cores
@@ -64,7 +64,7 @@ def ablate(
         time_steps(untimed)
     tries = Counter[str]()  # of a run that failed, in this call
     step = next_runs(plan, tries)
-    results = results_of(step.record, plan.reader)
+    results = Results(step.record, plan.reader)
     on_plan(plan, step, results)
     if config.plan_only:
         return results
@@ -81,7 +81,7 @@ def ablate(
             tries.update(run.run_dir for run in step.todo)
             step = next_runs(plan, tries)
             write_record(step.record, folder)
-        results = results_of(step.record, plan.reader)
+        results = Results(step.record, plan.reader)
         write_report(results)
         return results
 
@@ -111,7 +111,7 @@ class _Progress:
         what = f"run {len(self.ended)} of {len(self.ended) + len(left) + step.n_open}: {run.arm}{at}, seed {run.seed}"
         self.print_line(f"{what}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
-            results = results_of(step.record, self.plan.reader)
+            results = Results(step.record, self.plan.reader)
             write_report(results, is_refreshed=True)
             self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE

@@ -45,8 +45,8 @@ def forest(results: Results) -> Figure | None:
         main = [contrast for contrast in contrasts if abs(contrast.mean_difference or 0.0) <= far]
     limits = axis_limits([*_ends(*main), 0, -margin, margin], _ends(*contrasts), margin, reach=0.5)
     figure, (axes,) = panels(1, 1.1 + ROW * len(contrasts))
-    side = "left" if results.lower_is_better else "right"
-    label = f"difference, {results.unit} ({side} is better)"
+    side = "left" if results.metric.sign > 0 else "right"
+    label = f"difference, {results.metric.unit} ({side} is better)"
     axes.set(xlim=limits, ylim=(len(contrasts) - 0.4, -0.6), xlabel=label)
     names = [contrast.name.removesuffix(f" - {question.baseline}") for contrast in contrasts]
     axes.set_yticks(range(len(contrasts)), [*map(shorten, names)])
@@ -116,7 +116,7 @@ def learning(results: Results) -> Figure | None:
         late = {arm: [*table[table.index >= start].mean(axis=1)] for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
-        panel.set(ylabel=results.unit, ylim=axis_limits(core, every, least, reach=0.5))
+        panel.set(ylabel=results.metric.unit, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
             panel.plot(table.index, table.mean(axis=1), color=color, linestyle=dashes, label=arm)
@@ -143,7 +143,7 @@ def ladder(results: Results) -> Figure | None:
     ladders = results.ladders
     if not ladders:
         return None
-    styles, sign = line_styles(list(results.record.arms)), 1 if results.lower_is_better else -1
+    styles, sign = line_styles(list(results.record.arms)), results.metric.sign
     figure, (axes,) = panels(1, 2.6, 0.6)
     for arm, own in ladders.items():
         losses, style = sign * own.losses, styles[arm]
@@ -153,7 +153,7 @@ def ladder(results: Results) -> Figure | None:
         if own.best is not None:
             axes.axvline(own.best, ymax=0.05, color=style.color, lw=2.5)
     setting = "learning rates" if results.question.tune == LEARNING_RATE else str(results.question.tune)
-    axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's", ylabel=results.unit)
+    axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's", ylabel=results.metric.unit)
     log_axis(axes.xaxis)
     legend(figure, axes)
     return figure

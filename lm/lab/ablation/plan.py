@@ -39,7 +39,7 @@ from lm.lab.ablation.folder import (
     settings_of_run,
 )
 from lm.lab.ablation.question import METRICS, AblateConfig, Question
-from lm.lab.ablation.results import results_of
+from lm.lab.ablation.results import Results
 from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
@@ -203,7 +203,7 @@ def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequenc
             return n_seeds, n
         if status <= {*ENDED}:
             record = _with_runs(plan, [*asked.values(), *specs])
-            if all(contrast.verdict != "undecided" for contrast in results_of(record, plan.reader).asked()):
+            if all(contrast.verdict != "undecided" for contrast in Results(record, plan.reader).asked()):
                 return n, n
     return n_seeds, n_seeds
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +16,11 @@ import pandas as pd
 
 from lm.lab.ablation import figures
 from lm.lab.ablation.folder import COLUMNS, RunFiles, plain
-from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, METRICS, RUN_METRICS, SEED
+from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, RUN_METRICS, SEED
 from lm.lab.ablation.results import POINT, Results
 from lm.lab.ablation.sentence import how_many, margin_in_words, percent
 from lm.lab.ablation.tuning import Ladder
-from lm.lab.ablation.warnings import CONDITIONS, Weakness, report_warnings, weakening
+from lm.lab.ablation.warnings import CONDITIONS, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render, signed
 from lm.system.files import write_text
@@ -42,9 +42,9 @@ def write_report(results: Results, is_refreshed: bool = False) -> None:
 
     `is_refreshed`: whether a browser loads the page again now and then, because the caller will write it again.
     """
-    folder, content = results.folder, describe(results, report_warnings(results))
+    folder, content = results.folder, describe(results)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "report.json", json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     write_text(folder / "report.md", render("ablation.md.j2", **content, comparisons=results.comparisons))
     write_text(folder / "report.html", _html(results, content | {"is_refreshed": is_refreshed}))
     if results.record.begun:  # else rows, or a study whose files stay as they were committed
@@ -70,11 +70,12 @@ def _html(results: Results, content: dict[str, Any]) -> str:
     return render("ablation.html.j2", **content, title=title, comparisons=comparisons, svg=svg)
 
 
-def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
-    """Return the results as one dict: what is not known is None or empty."""
+def describe(results: Results) -> dict[str, Any]:
+    """Return the content of report.json: what is not known is None or empty."""
     question, record, counts = results.question, results.record, results.counts()
+    warnings = report_warnings(results)
     without = results.asked_for[results.asked_for["status"] != "done"]
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "question": question.question,
         "answers": [
@@ -86,8 +87,8 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "basis": dict(_basis(results)),
         "is_running": counts["missing"] > 0 or bool(results.untuned()),
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
-        "unit": results.unit,
-        "metric_name": METRICS[question.metric].words,
+        "unit": results.metric.unit,
+        "metric_name": results.metric.words,
         "ci": results.ci,
         "inner_ci": percent(1 - 2 * results.contrasts[0].alpha),
         "alpha": results.contrasts[0].alpha,
@@ -101,6 +102,7 @@ def describe(results: Results, warnings: Sequence[Weakness]) -> dict[str, Any]:
         "commands": _commands(results),
         **{key: getattr(record, key) for key in RECORDED},
     }
+    return dict(plain(content))
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
@@ -112,14 +114,14 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     else:
         pairs = [row.n_seeds for row in results.contrasts]
         yield "seeds", f"{' to '.join(dict.fromkeys((str(min(pairs)), str(max(pairs)))))} for each comparison"
-    better = "lower" if results.lower_is_better else "higher"
-    yield "metric", f"{METRICS[question.metric].words}; {better} is better"
+    better = "lower" if results.metric.sign > 0 else "higher"
+    yield "metric", f"{results.metric.words}; {better} is better"
     margin = question.equivalence_margin
     if margin is None:
         yield "equivalence margin", "not given, so nothing is called equivalent"
     else:
         words = f" ({margin_in_words(question.metric, margin)})" if question.metric == "val_loss" else ""
-        yield "equivalence margin", f"±{margin:g} {results.unit}{words}, the smallest difference that matters"
+        yield "equivalence margin", f"±{margin:g} {results.metric.unit}{words}, the smallest difference that matters"
     if question.metric not in RUN_METRICS:
         return
     budgets = dict.fromkeys(row.budget for row in results.contrasts)  # of a frozen study there may be several
@@ -201,7 +203,7 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
             if (results.folder / run_dir).is_dir()
         },
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
-        "ladder": _ladder(ladder, METRICS[question.metric].sign) if ladder else None,
+        "ladder": _ladder(ladder, results.metric.sign) if ladder else None,
         "identity": record.identity,
     }
 
@@ -273,15 +275,10 @@ def result_table(results: Results) -> str:
 
 def comparison_table(results: Results) -> str:
     """Return a line for each comparison."""
-    rows = [("arm", "baseline", "seeds", f"difference, {results.unit}", results.ci, "verdict")]
+    rows = [("arm", "baseline", "seeds", f"difference, {results.metric.unit}", results.ci, "verdict")]
     for row in results.comparisons:
         numbers = (row.mean_difference, row.ci_low, row.ci_high)
         mean, low, high = ("" if x is None else signed(x, row.digits) for x in numbers)
         ends = f"{low} to {high}" if low else ""
         rows += [(row.arm, row.baseline, str(row.n_seeds), mean, ends, row.verdict)]
     return format_table(rows)
-
-
-def report_json(results: Results) -> dict[str, Any]:
-    """Return the content of report.json."""
-    return dict(plain(describe(results, report_warnings(results))))

@@ -25,7 +25,7 @@ from lm.lab.ablation.folder import (
     settings_of_run,
 )
 from lm.lab.ablation.judge import Contrast, alpha_of, judge, score
-from lm.lab.ablation.question import METRICS, Question
+from lm.lab.ablation.question import METRICS, Metric, Question
 from lm.lab.ablation.sentence import percent, sentence
 from lm.lab.ablation.tuning import Ladder
 from lm.system.files import read_csv
@@ -35,17 +35,28 @@ POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # c
 
 @dataclass(eq=False)
 class Results:
-    """`runs` has the columns of COLUMNS, a row for each run. Nothing is written here."""
+    """The record need not be written yet. The runs are read once, when they are first asked for. Writes nothing."""
 
-    folder: Path
     record: AblationRecord
     reader: RunReader
-    runs: pd.DataFrame
     frozen: list[Contrast] | None = None  # contrasts as published, in place of those that the runs give
+
+    @property
+    def folder(self) -> Path:
+        return self.reader.folder
 
     @property
     def question(self) -> Question:
         return self.record.question
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.question.metric]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each run, with the columns of COLUMNS."""
+        return self.reader.frame(self.record)
 
     @cached_property
     def reported(self) -> pd.DataFrame:
@@ -101,14 +112,6 @@ class Results:
         return chosen or self.comparisons
 
     @property
-    def lower_is_better(self) -> bool:
-        return METRICS[self.question.metric].sign > 0
-
-    @property
-    def unit(self) -> str:
-        return METRICS[self.question.metric].unit
-
-    @property
     def ci(self) -> str:
         """The name of the intervals, with their confidence, which planned looks change."""
         return f"{percent(1 - alpha_of(self.question))} CI"
@@ -138,11 +141,9 @@ class Results:
 
     def shown_runs(self) -> pd.DataFrame:
         """Return one finished run for each arm and seed: of a tuned arm the one nearest to its best value."""
-        done = self.done
-        best = {arm: math.log2(ladder.best) for arm, ladder in self.ladders.items() if ladder.best}
-        log_factor = done["factor"].fillna(1.0).map(math.log2)
-        distance = (log_factor - done["arm"].map(best).fillna(0.0).astype(float)).abs()
-        nearest = done.assign(distance=distance).sort_values("distance", kind="stable")
+        best = self.done["arm"].map({arm: ladder.best for arm, ladder in self.ladders.items()}).astype(float)
+        distance = (self.done["factor"].fillna(1.0) / best.fillna(1.0)).map(math.log2).abs()
+        nearest = self.done.loc[distance.sort_values(kind="stable").index]
         return nearest.drop_duplicates(["arm", "seed"]).sort_index()
 
     @cached_property
@@ -173,17 +174,12 @@ def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:
     return chosen.pivot(index="tokens", columns="seed", values="metric").astype(float)
 
 
-def results_of(record: AblationRecord, reader: RunReader) -> Results:
-    """Return the results of a record, which need not be written yet."""
-    return Results(reader.folder, record, reader, reader.frame(record))
-
-
 def read_results(folder: Path) -> Results:
     """Return the results of a folder. Raises UserError if the folder holds no ablation."""
     reader = RunReader(folder)
     if (folder / CONTRASTS).exists():
         return _frozen(folder, reader)
-    return results_of(read_record(folder), reader)
+    return Results(read_record(folder), reader)
 
 
 # --- a study whose contrasts are frozen as published: contrasts.csv holds them, and nobody reads its record
@@ -216,7 +212,7 @@ def _frozen(folder: Path, reader: RunReader) -> Results:
         )
         runs = [Run(arm=row["arm"], seed=int(row["seed"]), run_dir=row["run_dir"]) for row in rows]
         record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, runs=runs)
-        return replace(results_of(record, reader), frozen=contrasts)
+        return Results(record, reader, contrasts)
 
 
 def _contrast(cells: Mapping[str, str]) -> Contrast:

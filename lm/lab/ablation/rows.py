@@ -112,8 +112,9 @@ def judged(
     )
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
     runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
-    nothing = RunReader(Path(os.devnull))  # there are no folders of runs
-    return Results(folder, record, nothing, runs.assign(higher_value=runs["value"]))
+    results = Results(record, RunReader(folder))
+    results.runs = runs.assign(higher_value=runs["value"])
+    return results
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
     from lm.lab.ablation.folder import folder_of
     from lm.lab.ablation.plan import Plan, Step
-    from lm.lab.ablation.report import report_json
+    from lm.lab.ablation.report import describe
     from lm.lab.ablation.results import Results
     from lm.lab.commands.report import print_results, verdict_code
 
@@ -89,7 +89,7 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
         print(plan_table(plan, step, results), file=file, flush=True)
         if ablation.plan_only and ablation.json:
             planned = plan_json(plan, step, results)
-            print(json.dumps(report_json(results) | {"plan": planned}, allow_nan=False))
+            print(json.dumps(describe(results) | {"plan": planned}, allow_nan=False))
 
     folder = folder_of(ablation, runs)
     try:

@@ -60,9 +60,9 @@ def _judged(config: ReportConfig) -> "Results":
 
 def print_results(results: "Results", as_json: bool) -> None:
     """Print the results of an ablation as a table with sentences, or as the content of report.json."""
-    from lm.lab.ablation.report import report_json, result_table
+    from lm.lab.ablation.report import describe, result_table
 
-    print(json.dumps(report_json(results), allow_nan=False) if as_json else result_table(results))
+    print(json.dumps(describe(results), allow_nan=False) if as_json else result_table(results))
 
 
 def verdict_code(results: "Results") -> int:
