@@ -77,21 +77,28 @@ class RunSpec(Run):
 class Plan:
     """All that decides which runs there are."""
 
-    question: Question
     arms: Arms
     reader: RunReader  # of the outcomes that there are
     record: AblationRecord  # what is asked; its runs follow from a step
     specs: dict[tuple[str, int, float], RunSpec] = field(default_factory=dict, repr=False)  # that were asked for
 
-    def spec(self, arm: str, seed: int, rung: int, purpose: str = REPORTED) -> RunSpec:
-        """Return the run of an arm at a seed of the question and at a rung of its tuned setting."""
-        key = (arm, seed, factor(rung))
-        if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
-            self.specs[key] = self._spec(self.arms[arm], seed, factor(rung))
-        return replace(self.specs[key], purpose=purpose)
+    @property
+    def question(self) -> Question:
+        return self.record.question
 
-    def _spec(self, arm: Arm, seed: int, by: float) -> RunSpec:
-        values = settings_of_run(self.record, arm.name, arm, seed, by)
+    def runs(
+        self, rungs: Mapping[str, Sequence[int]], seeds: Sequence[int], purpose: str = REPORTED
+    ) -> dict[str, RunSpec]:
+        """Return the runs of arms at rungs of the tuned setting by name. Seed by seed, so pairs become complete."""
+        specs = (self.spec(arm, seed, rung) for seed in seeds for arm, own in rungs.items() for rung in own)
+        return {spec.run_dir: replace(spec, purpose=purpose) for spec in specs}
+
+    def spec(self, name: str, seed: int, rung: int) -> RunSpec:
+        """Return the run of an arm at a seed of the question and at a rung of its tuned setting."""
+        arm, by = self.arms[name], factor(rung)
+        if spec := self.specs.get((name, seed, by)):  # a thousand are asked for many times, and each takes milliseconds
+            return spec
+        values = settings_of_run(self.record, name, arm, seed, by)
         if "init_from" in values:
             base = read_base(values["init_from"])
             values |= {"init_sha256": base.sha256, "tokenizer.path": base.tokenizer.path}
@@ -99,14 +106,15 @@ class Plan:
         text = arm.text(self.question.seeds.index(seed))
         hashes = {"data_hash": text.hash, "tokenizer_hash": text.tokenizer.hash}
         identity = arm.identity | hashes
-        name = json_sha256({"config": config_hash(run, **hashes), **identity})[:10]
-        run_dir = f"{RUNS}/{arm.name}-seed{run.seed}-{name}"
+        key = json_sha256({"config": config_hash(run, **hashes), **identity})[:10]
+        run_dir = f"{RUNS}/{name}-seed{run.seed}-{key}"
         run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
-        about: dict[str, Any] = {"arm": arm.name, "seed": seed, "factor": by, "run_dir": run_dir}
-        return RunSpec(**about, run=run, identity=identity)
+        spec = RunSpec(arm=name, seed=seed, factor=by, run_dir=run_dir, run=run, identity=identity)
+        self.specs[name, seed, by] = spec
+        return spec
 
-    def status(self, run: Run) -> str:
-        return self.reader.outcome(run.run_dir).status
+    def status(self, run_dir: str) -> str:
+        return self.reader.outcome(run_dir).status
 
     def is_allowed(self, arm: str, rung: int) -> bool:
         """Return whether the tuned setting may have the value of a rung, such as a fraction above one."""
@@ -143,24 +151,24 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
             continue
         loss = partial(_pilot_loss, plan, asked, name)
         middle, unknown = pilot(loss)
-        for seed in plan.question.seeds[:PILOT_SEEDS]:
-            asked |= {spec.run_dir: spec for rung in unknown for spec in [plan.spec(name, seed, rung, PILOT)]}
+        asked |= plan.runs({name: unknown}, plan.question.seeds[:PILOT_SEEDS], PILOT)
         if middle is not None:
             trains = any(loss(middle + rung) != math.inf for rung in AROUND)
             around = LADDER if trains else AROUND  # more values of an arm that does not train would not train either
             rungs[name] = [middle + rung for rung in around if plan.is_allowed(name, middle + rung)]
     n_seeds, n_now = _looks(plan, asked, rungs)
     seeds = plan.question.seeds[:n_seeds]
-    asked |= {spec.run_dir: spec for spec in _reported(plan, rungs, seeds)}
-    missing = [spec for spec in asked.values() if plan.status(spec) == "missing"]
+    asked |= plan.runs(rungs, seeds)
+    status = {run_dir: plan.status(run_dir) for run_dir in asked}
+    missing = [asked[run_dir] for run_dir in asked if status[run_dir] == "missing"]
     again = [
-        spec
-        for spec in asked.values()
-        if plan.status(spec) in ("failed", "killed") and tries.get(spec.run_dir, 0) < MAX_TRIES
+        asked[run_dir]
+        for run_dir in asked
+        if status[run_dir] in ("failed", "killed") and tries.get(run_dir, 0) < MAX_TRIES
     ]
     todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.seed in seeds[:n_now]]
     n_open = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
-    record = _with_runs(plan, [*asked.values()])
+    record = _with_runs(plan, asked)
     return Step(todo, [*again, *missing], record, n_open * (len(plan.arms) - len(rungs)))
 
 
@@ -168,23 +176,18 @@ def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> f
     """Return the mean loss of an arm at a rung; what the pilot has looked at is part of what is asked for."""
     if not plan.is_allowed(arm, rung):
         return math.inf
-    specs = [plan.spec(arm, seed, rung, PILOT) for seed in plan.question.seeds[:PILOT_SEEDS]]
-    status = {plan.status(spec) for spec in specs}
+    specs = plan.runs({arm: [rung]}, plan.question.seeds[:PILOT_SEEDS], PILOT)
+    status = {plan.status(run_dir) for run_dir in specs}
     if "missing" in status and not status & {"diverged", "failed"}:
         return None
-    asked.update((spec.run_dir, spec) for spec in specs)
+    asked |= specs
     if status & {"diverged", "failed"}:
         return math.inf
     if "killed" in status:
         return None
     metric = plan.question.metric
-    scores = [float(plan.reader.outcome(spec.run_dir).result[metric]) for spec in specs]
+    scores = [float(plan.reader.outcome(run_dir).result[metric]) for run_dir in specs]
     return sum(scores) / len(scores) * METRICS[metric].sign
-
-
-def _reported(plan: Plan, rungs: Mapping[str, Sequence[int]], seeds: Sequence[int]) -> list[RunSpec]:
-    """Return the runs of these seeds: seed by seed, so that pairs become complete."""
-    return [plan.spec(arm, seed, rung) for seed in seeds for arm, own in rungs.items() for rung in own]
 
 
 def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequence[int]]) -> tuple[int, int]:
@@ -195,25 +198,24 @@ def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequenc
     """
     question, n_seeds = plan.question, len(plan.question.seeds)
     for n in question.looks[:-1]:
-        specs = _reported(plan, rungs, question.seeds[:n])
-        status = {plan.status(spec) for spec in specs}
-        if any(plan.status(spec) in ENDED for spec in _reported(plan, rungs, question.seeds[n:])):
+        specs = plan.runs(rungs, question.seeds[:n])
+        status = {plan.status(run_dir) for run_dir in specs}
+        if any(plan.status(run_dir) in ENDED for run_dir in plan.runs(rungs, question.seeds[n:])):
             continue  # this look has passed
         if len(rungs) < len(plan.arms) or "missing" in status:
             return n_seeds, n
         if status <= {*ENDED}:
-            record = _with_runs(plan, [*asked.values(), *specs])
+            record = _with_runs(plan, {**asked, **specs})
             if all(contrast.verdict != "undecided" for contrast in Results(record, plan.reader).asked()):
                 return n, n
     return n_seeds, n_seeds
 
 
-def _with_runs(plan: Plan, specs: Sequence[RunSpec]) -> AblationRecord:
+def _with_runs(plan: Plan, specs: Mapping[str, RunSpec]) -> AblationRecord:
     def part(kind: type, whole: Any) -> Any:
         return kind(**{item.name: getattr(whole, item.name) for item in fields(kind)})
 
-    by_name = {spec.run_dir: spec for spec in specs}  # the last: a run of a pilot may be of the ladder too
-    runs = sorted((part(Run, spec) for spec in by_name.values()), key=lambda run: [*plan.arms].index(run.arm))
+    runs = sorted((part(Run, spec) for spec in specs.values()), key=lambda run: [*plan.arms].index(run.arm))
     return replace(plan.record, arms={name: part(ArmRecord, arm) for name, arm in plan.arms.items()}, runs=runs)
 
 
@@ -264,7 +266,7 @@ def make_plan(
         threads=threads,
         workers=config.workers or default_workers(threads, any(needs_gpu(arm.identity) for arm in arms.values())),
     )
-    return Plan(question, arms, reader, record)
+    return Plan(arms, reader, record)
 
 
 def _check_parts(question: Question, seeds: Sequence[int], n_folds: int, has_record: bool) -> None:
