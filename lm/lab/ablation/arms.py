@@ -67,12 +67,8 @@ def build_arms(
     texts: dict[str, TextData] = {}  # for the arms that share one
     for name in sorted(question.arms, key=lambda name: name in question.match_parameters):  # after their baselines
         with error_prefix(f"ablation.arms.{name}"):
-            arm = _build_arm(question, folds, name, runs[name], threads, texts, earlier.get(name))
-            if key := question.match_parameters.get(name):
-                matched = match_parameters(arm, key, arms[question.pairs()[name]].n_params)
-                run = change(runs[name], matched)
-                arm = _build_arm(question, folds, name, run, threads, texts, earlier.get(name))
-                arm.matched = matched
+            target = arms[question.pairs()[name]].n_params if name in question.match_parameters else 0
+            arm = _build_arm(question, folds, name, runs[name], threads, texts, earlier.get(name), target)
             if path := runs[name].init_from:
                 seeds = [question.seed_of(name, seed) for seed in question.seeds]
                 for place in dict.fromkeys(path.replace(SEED, str(seed)) for seed in seeds):
@@ -98,6 +94,7 @@ def _build_arm(
     threads: int,
     texts: dict[str, TextData],
     earlier: ArmRecord | None,
+    target: int,
 ) -> Arm:
     if run.trainer.world_size > 1:
         raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
@@ -120,6 +117,8 @@ def _build_arm(
     if run.trainer.max_epochs is not None:
         run = with_steps(run, own[0])
     vocab_size = own[0].tokenizer.vocab_size
+    matched = match_parameters(run, vocab_size, question.match_parameters[name], target) if target else {}
+    run = change(run, matched)
     resolved = resolve(run, vocab_size)
     identity = {
         "data_hash": own[0].hash,
@@ -141,6 +140,7 @@ def _build_arm(
         run=run,
         texts=own,
         settings=settings,
+        matched=matched,
         is_tuned=tuned is not None and bool(settings[tuned]),
         n_params=size,
         flops_per_token=flops,
@@ -217,15 +217,15 @@ def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
         return build_model(run, vocab_size)
 
 
-def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
-    """Return the value of the integer setting `key` that brings the arm's number of parameters nearest to `target`.
+def match_parameters(run: RunConfig, vocab_size: int, key: str, target: int) -> dict[str, int]:
+    """Return the value of the integer setting `key` that brings the run's number of parameters nearest to `target`.
 
     Raises UserError if that is not within SIZE_TOLERANCE.
     """
-    unit = 2 * arm.run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
+    unit = 2 * run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
 
     def count(value: int) -> int:
-        return n_params(meta_model(change(arm.run, {key: value * unit}), arm.vocab_size))
+        return n_params(meta_model(change(run, {key: value * unit}), vocab_size))
 
     high = 2
     while count(high) < target:
