@@ -11,11 +11,17 @@ from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.errors import UserError
-from lm.lab.ablation.ask import choose, compose_question, confirmation, question_in_a_line, write_question
+from lm.lab.ablation.ask import (
+    choose,
+    compose_question,
+    confirmation,
+    hydra_words,
+    question_in_a_line,
+    write_question,
+)
 from lm.lab.ablation.execute import ENGINES
 from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, folder_of, read_record, write_record
 from lm.lab.ablation.question import AblateConfig
-from lm.lab.commands.ablate import hydra_words
 from tests.helpers.ablation_folder import question
 from tests.helpers.ablations import SMALL, draw_nothing, instant, plan_in_a_moment
 
@@ -49,7 +55,7 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
 
 
 def test_a_question_may_have_any_name_that_a_folder_has():
-    assert choose(question_in_a_line("head=tied,untied") | {"name": "größe"})[1] == "ablation.name='größe'"
+    assert choose({}, "größe")[1] == "ablation.name='größe'"
 
 
 def test_a_question_has_one_folder_whatever_decides_nothing(at_home):

@@ -7,6 +7,7 @@ Imports no torch.
 """
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -19,7 +20,19 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from lm.cli.arguments import PATHS, for_hydra, key_of, quoted
+from lm.cli import command_line
+from lm.cli.arguments import (
+    PATHS,
+    Words,
+    classify,
+    for_hydra,
+    is_completion,
+    key_of,
+    kinds_of,
+    quoted,
+    recipe_for,
+    with_text,
+)
 from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
 from lm.data.paths import as_started
@@ -31,6 +44,8 @@ from lm.system.terminal import to_override_value
 
 SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
+OWN, TRAIN = kinds_of(AblateConfig) | {"ablation.overrides": list[str]}, kinds_of(RunConfig)
+IN_A_LINE = {name: OWN[f"ablation.{key}"] for name, key in SHORT.items()}
 FRESH = 100  # added to the seeds of a confirmation, or more if these have been used
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
@@ -43,6 +58,87 @@ RESERVED = {
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
+
+
+# --- the words of a command
+
+
+def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments for Hydra, and whether a line is the question. Raises UserError.
+
+    Settings of train become a list, the setting `overrides`.
+    """
+    if is_completion(args):
+        return [*args], False
+    words = classify(args, TRAIN | OWN | IN_A_LINE)
+    if {"-m", "--multirun"} & {*words.flags}:
+        raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
+    if typed := next((word for word in words.overrides if key_of(word) == "overrides"), None):
+        raise UserError(f"{typed}: expected each setting of all arms by itself, as in optim.lr=0.01")
+    files = [word for word in words.bare if is_question(word)]
+    texts = [word for word in words.bare if word not in files]
+    own = [long_name(word) for word in words.overrides if _is_own(word)]
+    names_question = any(key_of(word) == "ablation" for word in own)
+    train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
+    changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
+    chosen, is_line = list[str](), False
+    if any(key_of(word) == "confirm" for word in own):
+        if train or files:
+            raise UserError(
+                f"{' '.join([*files, *train])}: confirm asks a question as it was, expected no settings of train"
+            )
+        chosen, own = _confirm(own)
+    elif files:
+        if len(files) > 1 or names_question:
+            raise UserError(f"{files[-1]}: is a second question, expected one")
+        chosen = choose(read_question(Path(files[0])), Path(files[0]).stem)
+    elif changes and not names_question:
+        if len(changes) > 1:
+            advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
+            raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
+        if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
+            raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
+        recipe = recipe_for(train)
+        question = question_in_a_line(for_hydra(changes[0], TRAIN, is_sweep=True))
+        chosen = choose(_as_file(question), question["name"])
+        train = [*([f"experiment={recipe}"] if recipe else []), *(word for word in train if word not in changes)]
+        is_line, changes = True, []
+    if changes:
+        raise UserError(f"{changes[0]}: several values beside a question, expected one; alone they are a question")
+    if not chosen and not names_question and not {"--cfg", "-c", "--info", "--hydra-help", "-sc"} & {*words.flags}:
+        raise UserError(_no_question(train, texts))
+    of_all = ",".join(quoted(literal(for_hydra(word, TRAIN))) for word in train)
+    return [*words.flags, *chosen, *(for_hydra(word, OWN) for word in own), f"overrides=[{of_all}]"], is_line
+
+
+def _is_own(word: str) -> bool:
+    group = re.split("[.@/]", key_of(word))[0]
+    return group in OWN or group in IN_A_LINE or group == "hydra"
+
+
+def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
+    line = command_line("ablate", "head=tied,untied", *texts)
+    short = command_line("ablate", "ablation=smoke")
+    ways = f"for example {line}, or {short} for a first look; docs/ablations.md has questions in a file"
+    single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
+    no_question = "ablation: no question is given"
+    what = f"{single[0]}: has one value, a question needs two with a comma between" if single else no_question
+    return f"{what}; {ways}"
+
+
+def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that ask a finished question on fresh seeds, and the other words."""
+    folders = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in own}
+    if any(key_of(word).startswith("ablation") for word in own):
+        expected = "no seeds, margin or tune, which the first question takes"
+        raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected {expected}")
+    beside = Path(os.path.relpath(f"{folders['confirm'].resolve()}-confirm"))
+    folder = folders.get("output_dir", beside)
+    if folder.resolve() == folders["confirm"].resolve():
+        raise UserError(f"output_dir={folder}: holds the ablation that is to be confirmed; name another folder")
+    rest = [word for word in own if key_of(word) != "output_dir"]
+    question = confirmation(folders["confirm"])
+    return [*choose(_as_file(question), question["name"]), f"output_dir={quoted(str(folder))}"], rest
 
 
 # --- a question in a line
@@ -114,10 +210,10 @@ def read_question(path: Path) -> QuestionFile:
         return {SHORT.get(key, key): value for key, value in content.items()}
 
 
-def choose(question: QuestionFile) -> list[str]:
-    """Return the overrides of ablate that ask a question, which Hydra gets to know."""
-    ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
-    return [f"ablation={LOADED}", f"ablation.name={quoted(question['name'])}"]
+def choose(content: QuestionFile, name: str) -> list[str]:
+    """Return the overrides of ablate that ask the question of a file, which Hydra gets to know."""
+    ConfigStore.instance().store(LOADED, content, "ablation")
+    return [f"ablation={LOADED}", f"ablation.name={quoted(name)}"]
 
 
 def _as_file(question: QuestionFile) -> QuestionFile:

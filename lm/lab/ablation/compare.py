@@ -10,10 +10,9 @@ import pandas as pd
 from lm.cli import command_line
 from lm.cli.compose import compose
 from lm.errors import error_prefix, require
-from lm.lab.ablation.ask import SEEDS, compose_question, write_question
+from lm.lab.ablation.ask import SEEDS, compose_question, hydra_words, write_question
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
-from lm.lab.commands.ablate import hydra_words
 
 
 @dataclass(frozen=True, slots=True)
