@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lm.lab.ablation.judge import Contrast
 from lm.lab.ablation.question import LEARNING_RATE, Question
-from lm.lab.ablation.results import Results, curve_table
+from lm.lab.ablation.results import Results
 from lm.lab.report.figures import (
     INK,
     LINE,
@@ -98,9 +98,9 @@ def learning(results: Results) -> Figure | None:
 
     What comes in the first quarter of training may lie above the panels.
     """
-    question, styles, curves = results.question, line_styles(list(results.record.arms)), results.curves_shown
+    question, styles = results.question, line_styles(list(results.record.arms))
     main, margin = _main_arms(question), question.equivalence_margin or 0.0
-    by_seed = {arm: curve_table(curves, arm) for arm in results.record.arms}
+    by_seed = {arm: results.curve_table(arm) for arm in results.record.arms}
     base = by_seed[question.baseline]
     tables = {arm: table.dropna() for arm, table in by_seed.items()}  # where all seeds have a point
     gaps = {

@@ -160,18 +160,12 @@ class Results:
         kinds = dict.fromkeys(("step", "tokens", "val/tokens"), "Int64")
         return curves.assign(**finite(curves[[*POINT]])).astype(kinds)
 
-    @cached_property
-    def curves_shown(self) -> pd.DataFrame:
-        """The validations of `shown_runs`, with the metric of the question in the column metric."""
-        curves, shown = self.curves, self.shown_runs()["run_dir"]
-        curves = curves[curves["run_dir"].isin(shown) & (curves["purpose"] == REPORTED)]
-        return curves.assign(metric=curves[f"val/{self.question.metric.removeprefix('val_')}"])
-
-
-def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """Return a curve of the metric for each seed of an arm: tokens by seeds."""
-    chosen = curves[(curves["arm"] == arm) & curves["metric"].notna()].drop_duplicates(["tokens", "seed"], keep="last")
-    return chosen.pivot(index="tokens", columns="seed", values="metric").astype(float)
+    def curve_table(self, arm: str) -> pd.DataFrame:
+        """Return a curve of the metric for each of the `shown_runs` of an arm: tokens by seeds."""
+        key = f"val/{self.question.metric.removeprefix('val_')}"
+        chosen = self.curves[(self.curves["arm"] == arm) & self.curves["run_dir"].isin(self.shown_runs()["run_dir"])]
+        last = chosen.dropna(subset=key).drop_duplicates(["tokens", "seed"], keep="last")
+        return last.pivot(index="tokens", columns="seed", values=key).astype(float)
 
 
 def read_results(folder: Path) -> Results:
