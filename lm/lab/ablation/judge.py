@@ -175,8 +175,8 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         gains={arm: ladder.gain for arm, ladder in ladders.items() if ladder.gain},
     )
     if len(losses) > 1:
-        down = sum(weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight > 0)
-        up = sum(-weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items() if weight < 0)
+        gains = [weight * contrast.gains.get(arm, 0.0) for arm, weight in weights.items()]
+        down, up = sum(max(gain, 0.0) for gain in gains), sum(max(-gain, 0.0) for gain in gains)
         largest = max(abs(arm.scores[seed]) for arm in own.values() for seed in seeds)
         are_equal = max(losses) - min(losses) <= max(SAME * max(map(abs, losses)), ROUNDING * largest)
         test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha, are_equal)

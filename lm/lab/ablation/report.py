@@ -131,7 +131,8 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     if matched := ", ".join(f"{arm} by {key}" for arm, key in question.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuning(results)
-    yield "design", _design(results)
+    changed = results.record.changed_after()
+    yield "design", f"changed after {changed} results" if changed else "not changed after the first result"
     if stopped := results.stopped_early():
         yield "planned looks (interim analyses)", stopped
 
@@ -172,11 +173,6 @@ def _tuning(results: Results) -> str:
     what = what if tune == LEARNING_RATE else f"values of {tune}"
     tried = how_many(ladder.n_tried for ladder in results.ladders.values())
     return f"each tuned arm at its own best of {tried} {what}; the other settings are those of the configuration"
-
-
-def _design(results: Results) -> str:
-    changed = results.record.changed_after()
-    return f"changed after {changed} results" if changed else "not changed after the first result"
 
 
 def _arm(results: Results, name: str) -> dict[str, Any]:

@@ -129,21 +129,16 @@ def _of_ladders(results: Results) -> Iterator[Weakness]:
     yield from _about("No difference shows between the values of a ladder", zip(flat, flat, strict=True), detail)
 
 
-def _differs_by_design(record: AblationRecord, arm: str, other: str, key: str) -> bool:
-    """Return whether two arms differ in a condition by what they are: that difference is the question."""
-    first, second = ({**record.arms[name].settings, **record.arms[name].identity} for name in (arm, other))
-    return first.get(key) != second.get(key)
-
-
 def _mixed_pairs(results: Results) -> Iterator[Weakness]:
     """Yield the pairs whose runs were made under different conditions."""
     seeds: dict[tuple[str, str], set[int]] = {}
+    planned = {name: arm.settings | arm.identity for name, arm in results.record.arms.items()}
     for key, name in CONDITIONS.items():
         known = results.done.dropna(subset=key)
         of_arms = known.groupby(["arm", "seed"])[key].agg(lambda values: " and ".join(sorted({*map(str, values)})))
         for arm, other in results.question.pairs().items():
-            if _differs_by_design(results.record, arm, other, key):
-                continue
+            if planned[arm].get(key) != planned[other].get(key):
+                continue  # the arms differ in it by what they are, so it is part of the question
             for seed in results.question.seeds:
                 own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))
                 if own and baseline and own != baseline:
