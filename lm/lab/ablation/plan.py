@@ -279,19 +279,9 @@ def _check_parts(question: Question, seeds: Sequence[int], n_folds: int, has_rec
     elsewhere = " with another output_dir" if has_record else ""
     raise UserError(
         f"ablation.seeds: {asked} hold out {needed} different parts of the text, and its val_fraction makes {n_folds}; "
-        f"expected data.val_fraction={_rounded_down(1 / needed)}{elsewhere}, or folds=false, by which all "
+        f"expected data.val_fraction={1 / needed:g}{elsewhere}, or folds=false, by which all "
         "pairs share a validation text"
     )
-
-
-def _rounded_down(value: float) -> str:
-    """Return a number below 1 with three digits, rounded down.
-
-    >>> _rounded_down(1 / 320)
-    '0.00312'
-    """
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.floor(value / unit) * unit:.3g}"
 
 
 def one_percent(metric: str, text: TextData) -> float:
