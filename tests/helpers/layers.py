@@ -1,11 +1,21 @@
 """Linear classes of a user, named by model.linear, that disturb one training step."""
 
+import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
 
 import torch
+
+
+class Brittle(torch.nn.Linear):
+    """Fails in a worker process of an ablation."""
+
+    def forward(self, x):
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError("a crack | in the glass")
+        return super().forward(x)
 
 
 class Disturbing(torch.nn.Linear):
