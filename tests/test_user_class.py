@@ -3,6 +3,7 @@
 import re
 import sys
 from copy import deepcopy
+from itertools import islice
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from conftest import ROOT, SEQ, TEXT, TIED, VOCAB, tiny
 from torch import nn
 
-from lm.config import OptimConfig, foreign_classes
+from lm.config import DataConfig, OptimConfig, RunConfig, foreign_classes
 from lm.data.tokenizer import byte_tokenizer
+from lm.decoding import computes_tokens_alone, decode
 from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
@@ -20,6 +22,7 @@ from lm.model.size import flops_per_token
 from lm.model.user_class import import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
+from lm.training.resolve import try_classes
 from tests.helpers.models import build, equal, random_tokens
 
 PARTS = """
@@ -57,6 +60,40 @@ class Position(transformer.Position):
 
     def embed(self, x, positions):
         return x + self.scale * self.angles[positions].sin()
+
+
+class Neighbour(nn.Module):
+    before, after = 1, 0  # the token before
+
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(2 * config.d_model, config.d_ff)
+        self.down = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, x):
+        length = x.shape[1]
+        neighbour = F.pad(x, (0, 0, self.before, self.after))[:, self.after : self.after + length]
+        return self.down(F.relu(self.up(torch.cat([x, neighbour], -1))))
+
+
+class Next(Neighbour):
+    before, after = 0, 1
+
+
+class Noisy(FFN):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("slope", torch.rand(()), persistent=False)
+
+
+class Counting(FFN):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("slope", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.slope += 0.5 * self.training
+        return super().forward(x)
 """
 CONSTANTS = {"norm.weight": 1.0, "position.scale": 0.1, "blocks.0.ffn.slope": 0.5}
 CHOICES = [
@@ -126,6 +163,22 @@ def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
     assert torch.equal(loaded(tokens), net(tokens))
 
 
+def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
+    """A cache of keys and values does not hold what such a class needs."""
+    net = Transformer(tiny(ffn="parts_of_mine.Neighbour"), TIED, vocab_size=VOCAB, seq_len=SEQ).eval()
+    for parameter in net.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    prompts = [[3, 1, 4, 1, 5], [9, 2]]
+    decoded = [*zip(*islice(decode(net, prompts), SEQ - 5), strict=True)]
+    for prompt, tokens in zip(prompts, decoded, strict=True):
+        text = list(prompt)
+        for token in tokens:
+            text.append(int(net(torch.tensor([text]))[0, -1].argmax()))
+            assert token == text[-1]
+    assert not computes_tokens_alone(net)
+    assert computes_tokens_alone(build("tied"))
+
+
 def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     tokenizer = byte_tokenizer()
     net = net_of(v=tokenizer.vocab_size)
@@ -169,6 +222,23 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
         build(ffn="torch.nn.Linear")
     with pytest.raises(UserError, match=r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
         flops_per_token(build(linear="torch.nn.Bilinear"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Next", "depend on later tokens"), ("Noisy", "is random"), ("Counting", "training changes")]
+)
+def test_a_class_whose_score_would_be_wrong_is_refused(name, reason):
+    run = RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), head=TIED, data=DataConfig(seq_len=SEQ))
+    before = torch.get_rng_state()
+    with pytest.raises(UserError, match=rf"^model\.ffn=parts_of_mine\.{name}: .*{reason}"):
+        try_classes(run, VOCAB)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_class_that_computes_and_is_saved_as_it_is_trained_is_allowed():
+    for name in ("FFN", "Neighbour"):
+        try_classes(RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), data=DataConfig(seq_len=SEQ)), VOCAB)
+    try_classes(RunConfig(model=tiny(position="parts_of_mine.Position"), data=DataConfig(seq_len=SEQ)), VOCAB)
 
 
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():

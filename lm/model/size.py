@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import foreign_classes
-from lm.errors import UserError
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
+from lm.model.user_class import blaming_classes
 
 ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # all others are in the blocks
 BLOCK_NORMS = {"attn_norm", "ffn_norm", "q_norm", "k_norm"}  # a user's class may have parts of any name
@@ -51,16 +51,10 @@ def flops_per_token(net: Transformer) -> int:
     any variant and any linear class. This model is on the meta device and holds no values, or on the CPU if a class of
     the user looks at values. Attention counts in full, as if no position were masked.
     """
-    classes = foreign_classes(net.config)
-    with torch.device("cpu" if classes else "meta"):  # a class of the user may look at values
+    device = "cpu" if foreign_classes(net.config) else "meta"  # a class of the user may look at values
+    with torch.device(device), blaming_classes(net.config):
         twin = Transformer(net.config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
         tokens = torch.zeros(1, net.seq_len, dtype=torch.long)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            try:
-                twin(tokens).sum().backward()
-            except Exception as error:
-                if not classes:
-                    raise
-                named = ", ".join(f"{key}={path}" for key, path in classes.items())
-                raise UserError(f"{named}: {type(error).__name__}: {error}") from error
+            twin(tokens).sum().backward()
     return counter.get_total_flops() // net.seq_len

@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -46,16 +47,33 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> nn.Module:
         raise UserError(f"{key}={path}: {type(error).__name__}: {error}") from error
 
 
+def named_classes(config: ModelConfig) -> str:
+    """Return the classes of the user as settings, such as `model.ffn=mine.ReGLU`."""
+    return ", ".join(f"{key}={path}" for key, path in foreign_classes(config).items())
+
+
+@contextmanager
+def blaming_classes(config: ModelConfig) -> Iterator[None]:
+    """Turn an error of a model with classes of the user into a UserError that names these classes."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if not foreign_classes(config):
+            raise
+        raise UserError(f"{named_classes(config)}: {type(error).__name__}: {error}") from error
+
+
 def check_classes(config: ModelConfig, classes: Sequence[str]) -> None:
     """Raise UserError if the settings of a model folder name a class that is not among `classes`, dotted paths.
 
     Import nothing, because the import of a module runs its code.
     """
-    named = foreign_classes(config)
-    if not {*named.values()} <= {*classes}:
-        what = ", ".join(f"{key}={path}" for key, path in named.items())
-        wanted = ",".join(dict.fromkeys(named.values()))
-        raise UserError(f"{what}: is code of the model's author; 'classes=[{wanted}]' imports it, if you trust it")
+    paths = foreign_classes(config).values()
+    if not {*paths} <= {*classes}:
+        advice = f"'classes=[{','.join(dict.fromkeys(paths))}]' imports it, if you trust it"
+        raise UserError(f"{named_classes(config)}: is code of the model's author; {advice}")
 
 
 # --- the code of the user's classes, with what it imports from the user's own files

@@ -4,16 +4,18 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from lm.config import RunConfig, change
+from lm.config import RunConfig, change, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
+from lm.model.user_class import blaming_classes, named_classes
 from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
@@ -78,6 +80,41 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
+
+
+def try_classes(run: RunConfig, vocab_size: int) -> None:
+    """Try the classes of the user in a model of other than its initial weights, on the CPU.
+
+    Raises UserError if the logits depend on later tokens, which no loss would tell, or if a model that is saved and
+    loaded computes other logits.
+    """
+    if not foreign_classes(run.model):
+        return
+    named = named_classes(run.model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), blaming_classes(run.model):
+        net = build_model(run, vocab_size)
+        for parameter in net.parameters():  # zeros at the start would hide what a class does
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+        tokens = torch.arange(run.data.seq_len)[None] % vocab_size  # (1, T)
+        net(tokens)  # in training mode, in which a class may change its buffers
+
+        def logits_of(net: Transformer) -> Tensor:  # (1, T, V)
+            torch.manual_seed(0)  # for a class that draws numbers
+            logits: Tensor = net.eval()(tokens)
+            return logits
+
+        logits = logits_of(net)
+        scale = float(logits.nan_to_num().abs().max())
+        is_close = partial(torch.allclose, rtol=0.0, atol=1e-3 * scale, equal_nan=True)
+
+        tokens[:, -1] = (tokens[:, -1] + 1) % vocab_size
+        if not is_close(logits_of(net)[:, :-1], logits[:, :-1]):
+            raise UserError(f"{named}: the logits depend on later tokens, which the model is to predict")
+        loaded = build_model(replace(run, seed=run.seed + 1), vocab_size)
+        loaded.load_state_dict(net.state_dict())
+        if not is_close(logits_of(loaded), logits_of(net)):
+            advice = "a buffer that is random, or that training changes, needs persistent=True"
+            raise UserError(f"{named}: a model that is saved and loaded has other logits; {advice}")
 
 
 def seconds_per_step(run: RunConfig, data: TextData) -> float:

@@ -124,3 +124,7 @@ def workers_of(prefix):
         with suppress(OSError):  # it has ended, or is somebody else's
             processes += [int(output.parts[2])] * (os.readlink(output) in logs)
     return processes
+
+
+def statuses(results):
+    return {(run.arm, run.seed): run.status for run in results.reported.itertuples()}
