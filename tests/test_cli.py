@@ -79,6 +79,7 @@ MISTAKES = """
     train run_dir=nothere -> run_dir=nothere: no such run; data=stdlib
     train my.txt model =tiny -> without spaces around the =
     train model=smal -> model=smal: no such config; choose one of
+    train --config-name=smal -> --config-name=smal: the command has its own; --config-dir=DIR
     train data=mine.txt -> data=text data.path=mine.txt
     train my.txt trainer.max_steps=1e4 -> trainer.max_steps=1e4: Value '10000.0'
     train +model.n_layer=3 -> did you mean model.n_layers=3?
@@ -122,6 +123,8 @@ MISTAKES = """
     evaluate texts=[my.txt] my.txt -> texts=[my.txt]: expected data or texts
     evaluate run_dir=x data.path=y -> data.path=y
     report run_dir=. -> run_dir=.
+    report run_dir=. json=true -> json=True: has no use with run_dir
+    report run_dir=. exit_code=verdict -> exit_code=verdict: has no use with run_dir
     report run_dir=absent -> absent/config.yaml: no such file
     report run_dir=. output_dir=. -> output_dir
     report rows=absent.csv -> rows=absent.csv: no such file

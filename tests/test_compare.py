@@ -92,13 +92,16 @@ overrides: trainer.max_steps=4
 MISTAKES = r"""
     baseline: without -> baseline: witout -> ablation.baseline=witout
     [3, 4] -> [7] -> ablation.looks=[7]
-    [3, 4] -> 3 -> ablation.looks: expected a list
-    margin -> metirc -> ablation.metirc: Key
-    margin: 0.1 -> margin: x -> ablation.equivalence_margin
+    [3, 4] -> 3 -> mine.yaml: looks: expected a list
+    [3, 4] -> [[3], 4] -> mine.yaml: looks[0]: Value '[3]'
+    margin: 0.1 -> metirc: val_bpb -> mine.yaml: metirc: no such key; did you mean metric=VALUE?
+    tune: -> primary: {a: b} # -> mine.yaml: primary: expected a list
+    baseline: without -> baseline: [without] -> mine.yaml: baseline: Cannot convert
+    margin: 0.1 -> margin: x -> mine.yaml: equivalence_margin: Value 'x'
     seeds: 4 -> seeds: 4.5 -> ablation.seeds=4.5: expected how many
     seeds: 4 -> question: again -> mine.yaml: not a question in YAML
     Does dropout help -> a: b -> mine.yaml: not a question in YAML
-    seeds: 4 -> # -> ablation.seeds:
+    seeds: 4 -> # -> mine.yaml: seeds: is missing
     tune: -> folds: 5 # -> ablation.folds=5: expected true or false
     model.dropout=0.1 -> {model.dropout: 0.1} -> ablation.arms.dropout: {'model.dropout': 0.1}: expected key=value
     model.dropout=0.1 -> [optim.betas=0.9,0.95] -> ablation.arms.dropout: 0.95: expected key=value

@@ -31,6 +31,7 @@ from lm.cli.arguments import (
     kinds_of,
     quoted,
     recipe_for,
+    unknown_key,
     with_text,
 )
 from lm.cli.compose import LOADED, compose, explaining
@@ -207,7 +208,16 @@ def read_question(path: Path) -> QuestionFile:
         require(isinstance(content, dict), "its content", "keys with values, such as question, arms and seeds")
         have_names = isinstance(content.get("arms", {}), dict)
         require(have_names, "arms", "a name for each arm with its settings, as in {wide: model.d_ff=512}")
-        return {SHORT.get(key, key): value for key, value in content.items()}
+        content = {SHORT.get(key, key): value for key, value in content.items()}
+        schema, kinds = OmegaConf.structured(Question), kinds_of(Question)
+        for key, value in content.items():
+            if key not in kinds:
+                raise UserError(unknown_key(str(key), kinds))
+            with explaining([]):
+                schema[key] = value  # OmegaConf checks the type
+        for key in ("question", "arms", "baseline", "seeds"):
+            require(key in content, f"{key}: is missing", "question, arms, baseline and seeds")
+        return content
 
 
 def choose(content: QuestionFile, name: str) -> list[str]:

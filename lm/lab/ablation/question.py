@@ -256,3 +256,5 @@ class ReportConfig:
             raise UserError(f"output_dir: give {ways}, one of them")
         if self.rows is None:
             check_unused("", self, "rows=null", "baseline", "margin", "higher")
+        if self.run_dir is not None:
+            check_unused("", self, "run_dir", "json", "exit_code")
