@@ -344,7 +344,7 @@ class OptimConfig:
     """
 
     name: str = "adamw"  # adamw or muon
-    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all weights if adam_lr is null
+    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all weights if optim.adam_lr is null
     adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier scale it
     lr_scale: float = 1.0  # factor of the peak learning rate of every parameter group
     momentum: float | None = None  # muon: decay of the moving average of the gradients
@@ -385,7 +385,7 @@ class TrainerConfig:
     num_nodes: int = 1  # number of machines
     strategy: str = "auto"  # ddp or a variant of it; auto: ddp on several devices
     precision: str = "auto"  # 32-true or bf16-mixed; auto: bf16-mixed where it is native
-    max_steps: int = 1600  # length in optimizer steps, unless trainer.max_epochs, max_tokens or max_minutes is set
+    max_steps: int = 1600  # length in optimizer steps; max_tokens, max_minutes or trainer.max_epochs replaces it
     max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
     accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping

@@ -58,16 +58,16 @@ class Question:
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> another baseline for this arm
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all
     contrasts: dict[str, Any] = field(default_factory=dict)  # weighted sums of arms: name -> arm -> weight
-    seeds: Any  # seeds at which each arm is trained; a number: as many, from 0
+    seeds: Any  # seeds at which each arm is trained; 5: the seeds 0 to 4
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
     folds: Any = True  # whether each pair holds out another part of the text: true or false
-    first_fold: float = 0.0  # number of the part that the first pair holds out, from 0
+    first_fold: float = 0.0  # part that the first pair holds out, from 0; 0.5: all cuts are half a part later
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
     budget: str = "tokens"  # what is equal for all arms: training tokens or training flops
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> setting that matches its baseline's size
     tune: str | None = None  # tuned setting: learning_rate (also: true), or a setting of train that is a number
-    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop early; empty: none
+    looks: list[int] = field(default_factory=list)  # numbers of seeds at which the ablation may stop early; empty: none
 
     def __post_init__(self) -> None:
         self.arms = {arm: _words(f"arms.{arm}", words) for arm, words in self.arms.items()}
@@ -217,7 +217,7 @@ class AblateConfig:
     """The command line of ablate.py."""
 
     ablation: Question
-    output_dir: str | None = None  # folder of the ablation; null: ablations/NAME
+    output_dir: str | None = None  # folder of the ablation; null: ablations/NAME, -HASH behind it with typed settings
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
     plan_only: bool = False  # show what would be run and what it costs, and train nothing
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
