@@ -238,6 +238,8 @@ RULES = [  # file, its content, and its texts or what the refusal names
     ("t.csv", f"n,text\n1,{'long ' * 50_000}\n", ["long " * 50_000]),
     ("t.tsv", 'id\ttext\n1\t"Well, said\n2\tso did she."\n3\t"Cleo"\n', ['"Well, said', 'so did she."', '"Cleo"']),
     ("t.tsv", "id\ttext\n1\ta\tb\n", "line 2: expected 2 cells; a cell holds no tab"),
+    ("t.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}', "line 2: an object has the key"),
+    ("t.jsonl", '[{"n": 1, "text": "b", "n": 2}]', "an object has the key"),
     ("t.jsonl", '{"text": "a"}\n{"text": 5}', "t.jsonl: data.column=text: row 1 holds 5, not a string"),
     ("t.jsonl", LONG_LINES, LONG),
     ("t.jsonl", LONG_LINES + '\n{"text": "\\ud800"}', "data.column=text: row 1100 "),

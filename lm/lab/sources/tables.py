@@ -91,15 +91,26 @@ def _json_rows(file: Path | str, column: str) -> Rows:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
         lines = io.TextIOWrapper(content, "utf-8-sig", newline="\n")
         if is_list:
-            yield from json.load(lines)
+            yield from json.load(lines, object_pairs_hook=_object)
             return
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    yield json.loads(line)
+                    yield json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
                 expected = "expected an object in each line, or a list of objects"
                 raise UserError(f"line {number} is not JSON ({error.msg}); {expected}") from error
+            except ValueError as error:
+                raise UserError(f"line {number}: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for a key that is there twice: nothing says which value counts."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key in content if sum(key == name for name, _ in pairs) > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return content
 
 
 def _csv_rows(file: Path | str, column: str) -> Rows:
