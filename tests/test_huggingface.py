@@ -67,17 +67,15 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind, tmp_path):
     assert words.batch_decode(answers, skip_special_tokens=True) == generate(net, tokenizer, prompts, 6)
 
 
-def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_not(tmp_path, monkeypatch):
+def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_not(tmp_path):
     net = noisy(tiny(**LLAMA), "tied", 257)
 
-    def fail(path, _):
-        (path.parent / ".partial-x").touch()
+    def fail(folder):
+        (folder / ".partial-x").touch()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("lm.lab.formats.huggingface.write_text", fail)
-        with pytest.raises(KeyboardInterrupt):
-            export(net, BYTE, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        export(net, BYTE, tmp_path / "out", fail)
     for name in ("out", "again"):
         export(net, BYTE, tmp_path / name)
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "again")]

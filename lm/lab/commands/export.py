@@ -1,6 +1,7 @@
 """Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,17 @@ def run(args: list[str]) -> None:
     check_weights(net)
     if config.format == "page":
         place, samples = Path(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
-        title = config.title or (place.parent if place.name == "model" else place).name
-        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, samples[0]["prompt"])
+        run = place.parent if place.name == "model" else place
+        title, prompt = config.title or run.name, samples[0]["prompt"]
+        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         return
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
         written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
     else:
-        architecture = export(net, tokenizer, config.output_dir)
-        write_card(Path(config.output_dir), net, settings, result)
+        card = partial(write_card, net=net, settings=settings, result=result)
+        architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")
     if net.document_separator is not None:

@@ -7,7 +7,7 @@ to right; `converted` reads the table from right to left, and uses no code and n
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -178,10 +178,12 @@ def _resolved(config: ModelConfig) -> Settings:
 # --- out
 
 
-def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> str:
+def export(
+    net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, also: Callable[[Path], object] = lambda _: None
+) -> str:
     """Write a folder that AutoModelForCausalLM and AutoTokenizer load, and return the name of the architecture.
 
-    Raises UserError naming the setting that no architecture has.
+    `also` is called with the folder and may add files. Raises UserError naming the setting that no architecture has.
     """
     architecture = architecture_of(net.config)
     weights = matrices(net, architecture)
@@ -214,6 +216,7 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         write_text(folder / TOKENIZER, _with_template(tokenizer))
         for filename, content in files.items():
             write_text(folder / filename, json.dumps(content, indent=2) + "\n")
+        also(folder)
     return architecture.name
 
 
