@@ -288,10 +288,11 @@ class DataConfig:
         require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source == "stdlib" and self.path is not None:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")
-        for key in ("path", *SOURCE_SETTINGS):
-            require(getattr(self, key) != "", f"data.{key}: is empty", "a text, or null")
-        form = "OWNER/NAME" if self.source == "hub" else "a file"
-        require(self.path is not None or self.source == "stdlib", "data.path", f"{form} with data.source={self.source}")
+        for key in SOURCE_SETTINGS:
+            require(getattr(self, key) != "", f"data.{key}=", "a value, or null")
+        form = "OWNER/NAME" if self.source == "hub" else "FILE"
+        expected = f"data.path={form} with data.source={self.source}"
+        require(bool(self.path) or self.source == "stdlib", f"data.path={self.path or ''}", expected)
         unused = [key for key, sources in SOURCE_SETTINGS.items() if self.source not in sources]
         check_unused("data.", self, f"data.source={self.source}", *unused)
         if None not in (self.separator, self.sha256, self.max_bytes):
@@ -626,7 +627,7 @@ def check_init(run: RunConfig) -> None:
         return
     if run.model.linear == "lora":
         raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
-    check_unused("", run, "init_from=null", "init_sha256", "init_tied_matrix")
+    check_unused("", run, "init_from=null (init_from=RUN starts from a run)", "init_sha256", "init_tied_matrix")
 
 
 def requested_settings(run: RunConfig) -> dict[str, Any]:

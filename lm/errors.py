@@ -115,15 +115,16 @@ def require_choice(key: str, name: str | None, names: Collection[str]) -> None:
 def check_settings(prefix: str, config: Any, *positive: str, **choices: Collection[str]) -> None:
     """Raise UserError for a number below 0, above 2**53 or NaN, and for a text that is none of the choices of its key.
 
-    A number under a key of `positive` is above 0. None passes.
+    A number under a key of `positive` is above 0. A seed is below 2**63. None passes.
     """
     for item in fields(config):
         value, is_positive = getattr(config, item.name), item.name in positive
         setting = f"{prefix}{item.name}={value}"
         if isinstance(value, int | float):
-            expected = "a number above 0" if is_positive else "0 or more"
-            require(value > 0 or (value == 0 and not is_positive), setting, expected)
-            require(value <= 2**53, setting, "at most 2**53")
+            least = "1 or more" if isinstance(value, int) else "a number above 0"
+            require(value > 0 or (value == 0 and not is_positive), setting, least if is_positive else "0 or more")
+            bits = 63 if item.name == "seed" else 53
+            require(value <= 2**bits - 1, setting, f"at most 2**{bits} - 1")
         if item.name in choices:
             require_choice(f"{prefix}{item.name}", value, choices[item.name])
 
@@ -138,14 +139,15 @@ def check_kind(prefix: str, config: Any, kind_key: str, settings: Mapping[str, C
         value, is_own = getattr(config, key), key in settings[kind]
         if (value is None) == is_own:
             what = f"{key}: is missing; give it" if is_own else f"{key}={value}: expected null"
-            raise UserError(f"{prefix}{what} with {prefix}{kind_key}={kind}")
+            raise UserError(f"{prefix}{what} with {prefix}{kind_key}={kind}; see configs/{prefix.rstrip('.')}/")
 
 
 def check_unused(prefix: str, config: Any, chosen: str, *keys: str) -> None:
     """Raise UserError for a setting under one of the keys that is not at its default, where it has no use."""
     for item in fields(config):
         if item.name in keys and (value := getattr(config, item.name)) != item.default:
-            raise UserError(f"{prefix}{item.name}={value}: has no use with {chosen}; leave it out")
+            neutral = {"None": "null", "False": "false"}.get(str(item.default), item.default)
+            raise UserError(f"{prefix}{item.name}={value}: has no use with {chosen}; expected {neutral}")
 
 
 def check_output(path: Path, key: str) -> None:

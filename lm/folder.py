@@ -49,7 +49,8 @@ def read_result(path: Path) -> dict[str, Any] | None:
 def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
     """Return the folders at or below `top` that hold a file of such a name, by their names below `top`, in order.
 
-    Hidden folders are not searched, nor is what lies in a run or in a folder that was found. No folder has none.
+    Hidden folders are not searched, nor is what lies in a run or in a folder that was found, unless its config.yaml is
+    of another program. No folder has none.
     """
     folders = {}
 
@@ -58,10 +59,11 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
             log.warning("%s is left out: %s", error.filename, error.strerror)
 
     for folder, below, files in os.walk(top, onerror=warn):
-        if any(mark in files for mark in marks):
-            place = Path(folder)
+        place, found = Path(folder), {*marks, *RUN_MARKS} & {*files}
+        if found & {*marks}:
             folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
-        below[:] = [] if {*marks, *RUN_MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
+        is_end = is_run(place) or found - {"config.yaml"}
+        below[:] = [] if is_end else sorted(name for name in below if name[0] != ".")
     return folders
 
 

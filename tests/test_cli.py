@@ -79,6 +79,11 @@ MISTAKES = """
     train run_dir=nothere -> run_dir=nothere: no such run; data=stdlib
     train my.txt model =tiny -> without spaces around the =
     train model=smal -> model=smal: no such config; choose one of
+    train my.txt --optim.lr=0.1 -> did you mean optim.lr=0.1?
+    train my.txt trainer.max_steps = 5 -> without spaces around the =
+    train my.txt model.norm=none -> has no use with model.norm=none; expected
+    train my.txt experiment=none head.kind=untied -> see configs/head/
+    train data=text data.path= -> data.path=: expected data.path=FILE with data.source=text
     train --config-name=smal -> --config-name=smal: the command has its own; --config-dir=DIR
     train data=mine.txt -> data=text data.path=mine.txt
     train my.txt trainer.max_steps=1e4 -> trainer.max_steps=1e4: Value '10000.0'
@@ -119,8 +124,8 @@ MISTAKES = """
     generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
     evaluate mine.txt -> mine.txt: no such file
-    evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: choose a kind of text
-    evaluate texts=[my.txt] my.txt -> texts=[my.txt]: expected data or texts
+    evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: is for one text
+    evaluate texts=[my.txt] my.txt -> is for one text
     evaluate run_dir=x data.path=y -> data.path=y
     report run_dir=. -> run_dir=.
     report run_dir=. json=true -> json=True: has no use with run_dir

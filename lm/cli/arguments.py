@@ -69,7 +69,7 @@ NAMES = {
     "temp": "temperature",
     "vocab": "tokenizer.vocab_size",
 }
-ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w-]*(=|$)|\+*[a-zA-Z][\w./@-]*=|=\w")  # a flag or a setting, known or not
+ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w.-]*(=|$)|\+*[a-zA-Z][\w./@-]*=")  # a flag or a setting, known or not
 Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
         value = following
     what = "flag" if typed.startswith("-") else "key"
     meant = " or ".join(_assigned(key, value, kinds) for key in _similar_keys(typed, kinds))
-    prompt = f" (a prompt: {shlex.quote(f'prompt={word}')})" if equals and "prompt" in kinds else ""  # of code
+    is_code = what == "key" and equals and "prompt" in kinds
+    prompt = f" (a prompt: {shlex.quote(f'prompt={word}')})" if is_code else ""
     return f"{typed}: no such {what}; {f'did you mean {meant}?' if meant else '--help shows the settings'}{prompt}"
 
 
@@ -227,7 +228,7 @@ def classify(args: Sequence[str], kinds: Kinds, flags: Mapping[str, bool] = HYDR
                 i += 1
         elif is_setting(arg, kinds, bool(flags)):
             words.overrides.append(arg)
-        elif ASSIGNMENT.match(arg) and not is_text(arg):
+        elif (ASSIGNMENT.match(arg) or (flags and re.match("-|.*=", arg))) and not is_text(arg):
             raise UserError(unknown_key(arg, kinds, following))
         else:
             words.bare.append(arg)
@@ -248,7 +249,7 @@ def is_setting(arg: str, kinds: Kinds, is_hydra: bool = True) -> bool:
 
 
 def is_text(word: str) -> bool:
-    """Return whether a word is an existing file or folder, a glob that matches some, or an address."""
+    """Return whether a word is an existing file or folder, a glob that matches some, or a URL."""
     if is_url(word) or os.path.exists(word):
         return True
     return glob.has_magic(word) and bool(matches(word))

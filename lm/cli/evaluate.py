@@ -98,6 +98,8 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     settings = with_folders(runs, [word for word in settings if word not in data])
     if texts:
         data = [*text_settings(texts[0]), *data]
+    if data and any(key_of(word) == "texts" for word in settings):
+        raise UserError(f"{data[0]}: is for one text, given as data=text data.path=FILE, and not for texts=")
     if data and not any(word.startswith("data=") for word in data):
         raise UserError(f"{data[0]}: choose a kind of text beside it, as in data=text data.path=FILE")
     text = compose("train", [for_hydra(word, kinds_of(RunConfig)) for word in data], RunConfig).data if data else None
@@ -187,8 +189,8 @@ def score_text(
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
         if RunDirectory(run_dir).has_read(text, text_hash):
-            what = "was trained on a part of this text, or on the other files of its folder"
-            log.warning("%s: run_dir=%s %s, so its score may be too good", text.path, run_dir, what)
+            what = "was trained on a part of this text, or on other files beside this file"
+            log.warning("%s: run_dir=%s %s, so the score may be too good", text.path, run_dir, what)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)

@@ -305,9 +305,8 @@ class RunReader:
         row = self.rows[run_dir]
         with reading(self.folder / "results.csv"):
             done = row["status"] == "done"
-            return Outcome(
-                row["status"], row["error"], {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
-            )
+            result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
+            return Outcome(row["status"], row["error"], result)
 
     def ended(self, runs: Sequence[Run]) -> list[Run]:
         """Return those of the runs that have ended."""
@@ -323,6 +322,7 @@ class RunReader:
             if run_dir not in asked and row["status"] in ENDED
         ]
         outcomes = [self.outcome(run["run_dir"]) for run in runs]
+        # The seed of a run in the question stands above the seed in its result.
         rows = [{**outcome.result, **run, **outcome._asdict()} for run, outcome in zip(runs, outcomes, strict=True)]
         return frame_of(rows, COLUMNS)
 

@@ -142,7 +142,7 @@ class Question:
         require(not is_runs or len(seeds) <= MOST_SEEDS, "ablation.seeds: too many", f"at most {MOST_SEEDS:,}")
         require(len({*seeds}) == len(seeds) > 0, f"ablation.seeds={seeds}", "one or more different values")
         for seed in seeds:
-            require(0 <= seed <= 2**53, f"ablation.seeds={seed}", "0 to 2**53")
+            require(0 <= seed < 2**63, f"ablation.seeds={seed}", "0 to 2**63 - 1")
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 3 and looks[-1] == len(seeds))
         expected = f"increasing numbers of seeds from 3 on, of which the last is all, {len(seeds)}"
         require(is_plan, f"ablation.looks={looks}", expected)
@@ -255,6 +255,6 @@ class ReportConfig:
             ways = "output_dir=DIR of an ablation, run_dir=RUN or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
         if self.rows is None:
-            check_unused("", self, "rows=null", "baseline", "margin", "higher")
+            check_unused("", self, "rows=null (rows=FILE.csv is judged)", "baseline", "margin", "higher")
         if self.run_dir is not None:
             check_unused("", self, "run_dir", "json", "exit_code")

@@ -59,9 +59,9 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
 def _whole(seed: Any) -> int:
     with suppress(ValueError):
         whole = int(_plain(seed).removesuffix(".0"))  # pandas has made a float of it
-        if 0 <= whole <= 2**53:
+        if 0 <= whole < 2**63:
             return whole
-    raise UserError(f"seed={seed}: expected a whole number, 0 to 2**53")
+    raise UserError(f"seed={seed}: expected a whole number, 0 to 2**63 - 1")
 
 
 def _number(value: Any) -> float:
@@ -113,6 +113,7 @@ def judged(
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
     runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     results = Results(record, RunReader(folder))
+    # There are no folders of runs to read.
     results.runs = runs.assign(higher_value=runs["value"])
     return results
 

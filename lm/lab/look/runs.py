@@ -90,7 +90,8 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
 def _points(path: Path) -> list[list[float | None]]:
     """Return the points of the curve of a run, at most MAX_POINTS, and the last point of all."""
     frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss").reset_index()
-    chosen = frame.iloc[:: -1 - len(frame) // MAX_POINTS].iloc[::-1].astype(object)
+    step = 1 + len(frame) // MAX_POINTS
+    chosen = frame.iloc[(len(frame) - 1) % step :: step].astype(object)
     points: list[list[float | None]] = chosen.where(chosen.notna(), None).to_numpy().tolist()
     return points
 

@@ -40,7 +40,8 @@ def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
     if not shown:
         raise UserError(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
     with matplotlib.rc_context(fname=STYLE):
-        _picture(curves, shown).savefig(path, dpi=200)  # in the format that the end of the name says
+        undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs give the same file
+        _picture(curves, shown).savefig(path, dpi=200, metadata=undated)
     many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
     return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
 

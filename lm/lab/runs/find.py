@@ -47,7 +47,7 @@ def places_with(marks: Sequence[str], folder: Path, what: str) -> dict[str, Path
     if places := folders_with(marks, folder):
         return places
     found = f"holds no {what}" if folder.is_dir() else "is a file" if folder.exists() else "no such folder"
-    raise UserError(f"folder={folder}: {found}; expected a folder in which train or ablate has written some")
+    raise UserError(f"folder={folder}: {found}; expected a folder that holds {what}")
 
 
 def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
