@@ -11,6 +11,7 @@ from conftest import HEADS, as_nobody
 
 from lm.config import DataConfig, RunConfig
 from lm.errors import UserError
+from lm.folder import newest_run
 from lm.lab.commands import runs as command
 from lm.lab.runs.find import differing, find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
@@ -102,6 +103,13 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
 def test_a_picture_of_one_run_needs_no_names(folder, tmp_path):
     command.run([f"folder={folder}", "where=run == 'tied-0'", f"plot={tmp_path / 'curve.svg'}"])
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_a_config_of_another_program_hides_no_run_below_it(tmp_path):
+    write_run_dir(tmp_path / "project/a", RunConfig(head=HEADS["tied"]), {"val_loss": 3.0})
+    (tmp_path / "project/config.yaml").write_text("lr: 0.1\n")
+    assert "project/a" in names(find_runs(tmp_path))
+    assert newest_run(tmp_path) == tmp_path / "project/a"
 
 
 def test_a_folder_that_cannot_be_listed_is_named(open_folder, caplog):
