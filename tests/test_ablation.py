@@ -156,6 +156,16 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     assert (len(made), (lab.root / "new").exists()) == (2, False)
 
 
+def test_an_arm_that_is_left_out_keeps_its_rows_and_may_come_back(lab, instantly):
+    made = instantly(near)
+    lab.run(seeds=[0], arms=THREE)
+    fewer = lab.run(seeds=[0])
+    assert sorted(fewer.runs.arm[fewer.runs.purpose == "unused"]) == sorted(THREE.keys() - fewer.record.arms.keys())
+    assert fewer.is_whole()
+    lab.run(seeds=[0], arms=THREE)
+    assert len(made) == len({*made}) == len(THREE)
+
+
 # --- calls that end early
 
 
@@ -221,6 +231,21 @@ def test_a_value_that_fails_twice_is_dropped_and_a_lost_run_keeps_its_seed_out_u
     after = lab.run(**TUNED)
     assert (after.ladders["tied"].dropped, after.contrasts[0].seeds) == ([], [0, 1, 2])
     assert twice <= {*mended}, "the same command makes them again"
+
+
+def test_an_arm_that_fails_at_its_own_value_is_not_tuned(lab, instantly, capsys):
+    """Another learning rate would mend neither code nor machine."""
+    made = instantly(lambda spec: "failed" if (spec.arm, spec.seed) == ("untied", 1) else bowl(spec))
+    results = lab.run(**TUNED)
+    assert {run.factor for run in results.reported.itertuples() if run.arm == "untied"} == {1.0}
+    assert sum("/untied" in name for name in {*made}) == 3 * 2 + 1, (
+        "the pilot begins with three values, and goes no further"
+    )
+    sentence = results.asked()[0].sentence
+    assert "untied failed at the value of the configuration, so it was not tuned" in sentence
+    assert "untied at 1 times its optim.lr, seed 1, second try, failed" in capsys.readouterr().err
+    instantly(bowl)
+    assert lab.run(**TUNED).contrasts[0].n_seeds == 3, "once the run is made, the same command tunes"
 
 
 # --- real runs

@@ -28,9 +28,9 @@ from lm.errors import RESUMABLE, UserError, first_line, is_out_of_memory, withou
 from lm.system.signals import SHUTDOWN, is_ignored, is_impatient
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
 
-DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
-MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
+MACHINE = (*DISK_FULL, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 IMPORT_SECONDS = 0.05  # after which a signal that arrived in an import is sent again
 
 

@@ -92,7 +92,8 @@ class Tokenizer:
                 f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps"
             )
         if self._eot_in_text():
-            raise UserError(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
+            reason = f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token"
+            raise UserError(f"{reason}; expected one without this token among its pieces, and {EOT} is added")
 
     @property
     def separator(self) -> list[int]:

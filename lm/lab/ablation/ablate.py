@@ -101,6 +101,7 @@ class _Progress:
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
     def on_end(self, step: Step, run: RunSpec) -> None:
+        again = ", second try" if run.run_dir in self.ended else ""
         self.ended.add(run.run_dir)
         left = [other for other in step.missing if other.run_dir not in self.ended]
         outcome, metric = self.plan.reader.outcome(run.run_dir), self.plan.question.metric
@@ -109,7 +110,7 @@ class _Progress:
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(seconds_to_go(self.plan, replace(step, missing=left)))
         what = f"run {len(self.ended)} of {len(self.ended) + len(left) + step.n_open}: {run.arm}{at}, seed {run.seed}"
-        self.print_line(f"{what}, {score}{reason}; about {to_go} to go")
+        self.print_line(f"{what}{again}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
             results = Results(step.record, self.plan.reader)
             write_report(results, is_refreshed=True)

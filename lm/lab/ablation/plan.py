@@ -146,7 +146,7 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
     asked = dict[str, RunSpec]()
     rungs = dict[str, Sequence[int]]()  # of the arms whose pilot has ended, those that are reported
     for name, arm in plan.arms.items():
-        if not arm.is_tuned:
+        if not arm.is_tuned or _fails_untuned(plan, name):
             rungs[name] = [0]
             continue
         loss = partial(_pilot_loss, plan, asked, name)
@@ -170,6 +170,11 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
     n_open = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
     record = _with_runs(plan, asked)
     return Step(todo, [*again, *missing], record, n_open * (len(plan.arms) - len(rungs)))
+
+
+def _fails_untuned(plan: Plan, arm: str) -> bool:
+    """Return whether a run of the pilot fails at the value of the configuration: another value mends no code."""
+    return "failed" in map(plan.status, plan.runs({arm: [0]}, plan.question.seeds[:PILOT_SEEDS]))
 
 
 def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> float | None:
@@ -292,21 +297,19 @@ def one_percent(metric: str, text: TextData) -> float:
 
 
 def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
-    """Refuse finished runs of an arm that is gone, or has other settings or other code.
+    """Refuse finished runs of an arm that has other settings or other code now.
 
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
     ended = {run.arm for run in reader.ended(before.runs)}
     for name, arm in before.arms.items():
-        if name in ended and (difference := _difference(arm, arms.get(name))):
+        if name in ended and name in arms and (difference := _difference(arm, arms[name])):
             reason = f"holds finished runs of another {name} ({difference})"
             raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR")
 
 
-def _difference(before: ArmRecord, arm: Arm | None) -> str:
+def _difference(before: ArmRecord, arm: Arm) -> str:
     """Return in what an arm differs from the arm of an earlier call; empty if both make the same runs."""
-    if arm is None:
-        return "now there is no such arm"
     was, now = identifying(before.settings), identifying(arm.settings)
     for key, content in CONTENT.items():
         hashes = {(record.settings | record.identity).get(content) for record in (before, arm)}

@@ -109,6 +109,9 @@ def _lost(contrast: Contrast) -> list[str]:
     """Return how many runs diverged, and at which seeds one failed."""
     told = []
     for arm, n in contrast.dropped.items():
+        if contrast.tried[arm] == 1:
+            told.append(f"{arm} failed at the value of the configuration, so it was not tuned")
+            continue
         tried = how_many([contrast.tried[arm]])
         which = f"all {tried}" if n == contrast.tried[arm] else f"{n} of the {tried}"
         told.append(f"{which} values of {arm} diverged or failed or were far off")
