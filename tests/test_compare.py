@@ -63,7 +63,7 @@ def test_a_question_has_one_folder_whatever_decides_nothing(at_home):
 
     def folder(*words):
         config = asked_by("head=tied,untied", *words)
-        return str(folder_of(config, compose_question(config)))
+        return str(folder_of(*compose_question(config)))
 
     words = ["my.txt", *TINY]
     assert folder() == folder("checkpoint.every=2", "logger=tensorboard") == "ablations/head-tied-untied"

@@ -56,8 +56,11 @@ def read(command):
 
 @pytest.fixture
 def cwd(finished_run, corpus, monkeypatch):
-    """A folder to be in, with a text and a finished run."""
+    """A folder to be in, with a text, a finished run, and the files of questions that the pages show."""
     shutil.copytree(finished_run, corpus.parent / "run")
+    for question in [block for path in PAGES for block in blocks(path.read_text(), "yaml")]:
+        if name := re.match(r"# (\w+\.yaml)\n", question):
+            (corpus.parent / name[1]).write_text(question)
     monkeypatch.chdir(corpus.parent)
     return corpus.parent
 
@@ -66,8 +69,8 @@ def less(name, words):
     """The words of a command for a small run on the text of a test."""
     if words == ["run_dir=RUN"]:
         return ["run_dir=run"]
-    places = {"FILE": "corpus.txt", "RUN": "run", "DIR": "out"}
-    words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda match: places[match[1]], word) for word in words]
+    places = {"FILE": "corpus.txt", "my.txt": "corpus.txt", "RUN": "run", "DIR": "out"}
+    words = [re.sub(r"\b(FILE|my\.txt|RUN|DIR)\d?\b", lambda match: places[match[1]], word) for word in words]
     few = [] if any(word.startswith(("data", "experiment")) for word in words) else ["data.max_bytes=100000"]
     quick = ["experiment=none", "seeds=2", *QUICK[1:]] if "corpus.txt" in words else [*QUICK, "data.path=corpus.txt"]
     return words + {"train": SMALL + few, "ablate": quick, "benchmark": ["only=[limits]", "seconds=0"]}.get(name, [])

@@ -126,19 +126,19 @@ def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
     """Return a table of a sweep: a column for each setting that was swept, a row for all seeds of the same settings."""
     import pandas as pd  # takes a second
 
-    words = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
-    keys = dict.fromkeys(key for own in words for key in own if key not in ("seed", "run_dir"))
-    swept = [key for key in keys if len({own.get(key) for own in words}) > 1]
-    sets = [tuple(without_secrets(own.get(key, "")) for key in swept) for own in words]
-    frame = pd.DataFrame([{key: result[key] for key in FIGURES} for _, result in finished])
-    groups = frame.assign(set=sets).drop_duplicates(["set", "seed"]).groupby("set", sort=False)
-    heads = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb")
-    rows: Rows = [(*swept, *heads, "parameters", "seconds")]
-    for values, own in groups:
-        loss, mean = own["val_loss"], own[[*FIGURES]].mean()
+    typed = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
+    keys = dict.fromkeys(key for settings in typed for key in settings if key not in ("seed", "run_dir"))
+    swept = [key for key in keys if len({settings.get(key) for settings in typed}) > 1]
+    values = [tuple(without_secrets(settings.get(key, "")) for key in swept) for settings in typed]
+    runs = pd.DataFrame([{key: result[key] for key in FIGURES} for _, result in finished])
+    groups = runs.assign(values=values).drop_duplicates(["values", "seed"]).groupby("values", sort=False)
+    columns = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb", "parameters", "seconds")
+    rows: Rows = [(*swept, *columns)]
+    for of_group, seeds in groups:
+        loss, mean = seeds["val_loss"], seeds[[*FIGURES]].mean()
         scores = (mean["val_loss"], loss.std(), loss.sem(), mean["val_bpb"])
         cells = ["" if pd.isna(score) else f"{score:.4f}" for score in scores]
-        rows.append((*values, str(len(own)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
+        rows.append((*of_group, str(len(seeds)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
     return rows
 
 
@@ -162,12 +162,14 @@ def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> It
 
 def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield commands to paste. Leave out the run if it is the newest run, because the commands take the newest run."""
-    run = [] if newest_run(Path("runs")) == path else [f"run_dir={path}" if re.match("-|.*=", str(path)) else str(path)]
+    is_newest = newest_run(Path("runs")) == path
+    name = f"run_dir={path}" if re.match("-|.*=", str(path)) else str(path)  # a bare word must not look like a setting
+    words = [] if is_newest else [name]
     classes = consent(flat(dict(config)))
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
-    yield command_line("generate", *run, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *classes)
-    yield command_line("look", *run, *classes)
+    yield command_line("generate", *words, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *classes)
+    yield command_line("look", *words, *classes)
     source, text = config["data"]["source"], config["data"]["path"] or ""
     is_usual = not text or (source == kind_of(text) == "text" and is_text(text) and not _is_short(text))
     is_usual = is_usual and not text.endswith((".yaml", ".yml"))  # which is a question for ablate

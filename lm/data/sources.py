@@ -79,7 +79,7 @@ class TextFiles:
 
     def __init__(self, config: DataConfig, place: str, files: Files) -> None:
         self.config, self.place = config, place
-        self.files = files if len(files) > 1 else dict(zip([""], files.values(), strict=True))
+        self.files = files if len(files) > 1 else {"": next(iter(files.values()))}
         if config.sha256 and len(files) > 1:
             raise UserError(f"{place}: is {len(files)} files, expected one file of data.sha256={config.sha256}")
 

@@ -283,7 +283,8 @@ def stretches(part: Part, n_bytes: int, size: int) -> Iterator[list[bytes]]:
     whole, n = total <= n_bytes, n_bytes // size
     with open(part.text.path, "rb") as file:
         for start in [0] if whole else [i * total // n for i in range(n)]:
-            end, pieces = total if whole else min(start + size, total), []
+            end = total if whole else min(start + size, total)
+            pieces = []
             document = int(np.searchsorted(ends, start, "right"))
             while start < end:
                 length = min(end, int(ends[document])) - start

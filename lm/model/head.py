@@ -112,8 +112,7 @@ class UntiedHead(Head):
         return self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        is_own = self.matrix(embedding) is self.proj.weight
-        return self.proj(x) if is_own else super().forward(x, embedding)  # (B, T, V); a call, so that hooks fire
+        return self.proj(x)  # (B, T, V); a call, so that hooks fire
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
@@ -138,6 +137,9 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding if self.tied else self.proj.weight
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return linear(x, embedding) if self.tied else self.proj(x)  # (B, T, V)
 
     @torch.no_grad()
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:

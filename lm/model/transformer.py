@@ -310,8 +310,10 @@ class Transformer(nn.Module):
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-        x, encoded, mask = self.embed(tokens), positions, None  # (B, T, D), (T,), causal
-        if cache is not None or self.document_separator is not None:  # positions within the document, (B, T)
+        x = self.embed(tokens)  # (B, T, D)
+        encoded, mask = positions, None  # the positions that are encoded, (T,); no mask: causal
+        if cache is not None or self.document_separator is not None:
+            # Positions from the beginning of the document on, (B, T), and the mask (B, 1, T, S).
             encoded, mask = attention_inputs(tokens, positions, cache, self.document_separator, x.dtype)
         x = self.dropout(self.position.embed(x, encoded))  # (B, T, D)
         context = Context(positions, self.position.rotation(encoded), mask, cache)

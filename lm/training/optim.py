@@ -41,14 +41,16 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
     for name, parameter in net.named_parameters():
         if not parameter.requires_grad:
             continue
-        part = role(name)
-        if part not in groups:
-            part = "block_matrices" if part in ("attention", "ffn", "adapter") and parameter.ndim == 2 else "other"
-        groups[part]["params"].append(parameter)
+        group = role(name)
+        if group in ("attention", "ffn", "adapter") and parameter.ndim == 2:
+            group = "block_matrices"
+        elif group not in ("embedding", "head"):
+            group = "other"
+        groups[group]["params"].append(parameter)
     return [
-        {"name": name, **group, "peak_lr": config.lr_scale * group["lr"]}
-        for name, group in groups.items()
-        if group["params"]
+        {"name": name, **options, "peak_lr": config.lr_scale * options["lr"]}
+        for name, options in groups.items()
+        if options["params"]
     ]
 
 
@@ -133,8 +135,8 @@ class Muon(AdamW):
             torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
             nesterov = torch._foreach_lerp(gradients, averages, group["momentum"])
             stack = torch.stack([update.mT if update.shape != shape else update for update in nesterov])
-            in_short = stack.bfloat16() if has_native_bf16(stack.device.type) else stack
-            updates = orthogonalise(in_short, group["ns_steps"]).to(stack.dtype)
+            dtype = torch.bfloat16 if has_native_bf16(stack.device.type) else stack.dtype
+            updates = orthogonalise(stack.to(dtype), group["ns_steps"]).to(stack.dtype)
             for matrix, update in zip(matrices, updates, strict=True):
                 rows, columns = matrix.shape
                 update = update if matrix.shape == shape else update.mT

@@ -176,11 +176,10 @@ class Engine:
         The row of such a step is the last one of metrics.csv.
         """
         mean: Any = self.fabric.all_reduce(step.loss, reduce_op="mean")
-        losses = {"train/loss": mean.item(), "train/grad_norm": step.norm.item()}
-        row = {"tokens": self.state.step * self.run.tokens_per_step, "lr": step.lr, **losses}
-        numbers = "the loss is {train/loss} and the gradient norm {train/grad_norm}".format(**losses)
+        loss, norm, tokens = mean.item(), step.norm.item(), self.state.step * self.run.tokens_per_step
+        row = {"tokens": tokens, "lr": step.lr, "train/loss": loss, "train/grad_norm": norm}
         try:
-            check_finite(self.run, f"{numbers} at step {self.state.step}", *losses.values())
+            check_finite(self.run, f"the loss is {loss} and the gradient norm {norm} at step {step.number}", loss, norm)
         except Diverged:
             if self.fabric.is_global_zero:
                 self.append_last_row(row)
@@ -346,29 +345,29 @@ def fit(engine: Engine, signals: Signals) -> None:
             scores = engine.validate(state.eval_net, run.validation.batches)
             row = row | validation_metrics(scores, engine.data)
             state.update_best(scores.loss, keeps=is_first and run.checkpoint.best)
-            patience = run.checkpoint.patience
-            is_over = bool(patience) and state.step - state.best_step >= (patience or 0) * run.validation.every
-            if patience and fabric.broadcast(is_over):
-                state.ended_by = "patience"
+            if patience := run.checkpoint.patience:
+                is_over = state.step - state.best_step >= patience * run.validation.every
+                if fabric.broadcast(is_over):  # the first process decides for all
+                    state.ended_by = "patience"
         state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
         for observer in observers:
             observer.after_step(step, row if (logs or validates) and not state.ended_by else {})
 
-        stops = None
+        interruption = None
         if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
-            stops = signals.arrived(fabric, state.step)
-        if stops and not row:
+            interruption = signals.arrived(fabric, state.step)
+        if interruption and not row:
             engine.finite_row(step)  # no checkpoint of a step that is not finite
-        if stops or saves or state.ended_by:
+        if interruption or saves or state.ended_by:
             if is_first:
                 rows = (*directory.path.glob("*.csv"), *directory.path.glob("*.jsonl"))
                 sync_files(rows)  # a checkpoint must not be newer than the rows on disk
                 state.save(directory.checkpoints, run.checkpoint.keep)
             fabric.barrier()
-        if stops:
-            raise stops
-    if stops := signals.arrived(fabric, state.step):
-        raise stops
+        if interruption:
+            raise interruption
+    if interruption := signals.arrived(fabric, state.step):
+        raise interruption
 
 
 # --- the end of a run

@@ -318,11 +318,10 @@ def _from_source(record: AblationRecord, source: Path, word: str) -> str:
 # --- the configurations of the arms
 
 
-def compose_question(config: AblateConfig) -> dict[str, RunConfig]:
-    """Return the configuration of each arm. Settle the folds."""
+def compose_question(config: AblateConfig) -> tuple[AblateConfig, dict[str, RunConfig]]:
+    """Return the question with its folds settled, and the configuration of each arm."""
     runs = compose_arms(config.ablation, config.overrides)
-    config.ablation = with_folds(config.ablation, runs)
-    return runs
+    return replace(config, ablation=with_folds(config.ablation, runs)), runs
 
 
 def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOSE_RUN) -> dict[str, RunConfig]:

@@ -56,10 +56,10 @@ def compare(
     own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
     typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
     typed += [] if text is None else [str(text)]
-    config = compose("ablate", hydra_words(typed)[0], AblateConfig)
-    question, runs = config.ablation, compose_question(config)
+    asked = compose("ablate", hydra_words(typed)[0], AblateConfig)
+    config, runs = compose_question(asked)
     results = ablate(config, runs, command_line("ablate", *typed))
-    write_question(question, config.overrides, results.folder)
+    write_question(asked.ablation, asked.overrides, results.folder)
     return _answer(results, frames.contrasts(results.folder), results.folder)
 
 

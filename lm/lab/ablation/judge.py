@@ -124,9 +124,10 @@ def score(question: Question, runs: pd.DataFrame, is_tuned: bool) -> Scored:
     """Return the scores of an arm from its runs. A seed of a tuned arm has one if its ladder is whole."""
     sign = METRICS[question.metric].sign
     frame = runs.assign(loss=sign * runs[question.metric].astype(float))
-    ends, seeds = {*frame["status"]}, {*map(int, frame["seed"])}
-    is_lost = ends <= {"diverged", "failed"} and len(seeds) >= MIN_SEEDS
-    untrainable = ("failed" if "failed" in ends else "diverged") if is_lost else ""
+    statuses, seeds = {*frame["status"]}, {*map(int, frame["seed"])}
+    untrainable = ""
+    if statuses <= {"diverged", "failed"} and len(seeds) >= MIN_SEEDS:
+        untrainable = "failed" if "failed" in statuses else "diverged"
     if is_tuned:
         ladder = climb(frame)
         return Scored(seeds, untrainable, ladder.scores, ladder=ladder)

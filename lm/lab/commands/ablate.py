@@ -31,18 +31,16 @@ def run(args: list[str]) -> int:
     codes = [0]
 
     def job(config: DictConfig, overrides: list[str]) -> None:
-        ablation = to_dataclass(config, overrides, AblateConfig)
-        codes.append(_answer(ablation, is_line))
+        codes.append(_answer(to_dataclass(config, overrides, AblateConfig), is_line))
 
     run_hydra("ablate", AblateConfig, args, words, job)
     return max(codes)
 
 
-def _answer(ablation: AblateConfig, is_line: bool) -> int:
+def _answer(asked: AblateConfig, is_line: bool) -> int:
     """Answer the question, print the results, and return the exit code. Leave a question in a line as a file."""
-    question = ablation.ablation  # as it was asked; to compose its arms settles its folds
-    runs = compose_question(ablation)
-    if ablation.executor == "local" and not ablation.plan_only:
+    config, runs = compose_question(asked)
+    if config.executor == "local" and not config.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
     from lm.lab.ablation.folder import folder_of
@@ -51,30 +49,30 @@ def _answer(ablation: AblateConfig, is_line: bool) -> int:
     from lm.lab.ablation.results import Results
     from lm.lab.commands.report import print_results, verdict_code
 
-    file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
+    file = sys.stdout if config.plan_only and not config.json else sys.stderr
 
     def on_plan(plan: Plan, step: Step, results: Results) -> None:
-        if ablation.exit_code == "verdict":
+        if config.exit_code == "verdict":
             verdict_code(results)  # refuses several comparisons before anything is run
         print(plan_table(plan, step, results), file=file, flush=True)
-        if ablation.plan_only and ablation.json:
+        if config.plan_only and config.json:
             planned = plan_json(plan, step, results)
             print(json.dumps(describe(results) | {"plan": planned}, allow_nan=False))
 
-    folder = folder_of(ablation, runs)
+    folder = folder_of(config, runs)
     try:
-        results = ablate(ablation, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
+        results = ablate(config, runs, shlex.join([*started_by(), *sys.argv[1:]]), on_plan)
     except BaseException as error:
         if folder.exists():
             error.add_note(RESUMABLE)
         raise
-    is_verdict = ablation.exit_code == "verdict"
-    if ablation.plan_only:
+    is_verdict = config.exit_code == "verdict"
+    if config.plan_only:
         return verdict_code(results) if is_verdict else 0
-    print_results(results, ablation.json)
+    print_results(results, config.json)
     if is_line:
-        path = write_question(question, ablation.overrides, results.folder)
-        if not ablation.json:
+        path = write_question(asked.ablation, asked.overrides, results.folder)
+        if not config.json:
             line = command_line("ablate", str(path), f"output_dir={results.folder}-edited")
             print(f"to ask an edited question, edit {path} and type: {line}")
     return verdict_code(results) if is_verdict else int(not results.is_whole())
