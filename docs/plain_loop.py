@@ -6,6 +6,8 @@ On a CPU it makes the losses and weights of this command, bit for bit (tests/tes
 
     python scripts/train.py my.txt experiment=none trainer=cpu trainer.precision=32-true threads=1 loss=plain
 
+Without experiment=none, a text of up to 2 MB gets a recipe of its size instead (docs/own-text.md).
+
 The laboratory gives the model, the tokens, the batches and Muon. Loop, schedule, clipping and score are here. The real
 loop in lm/training/train.py also has devices, bf16, logs, checkpoints, a resume and the best model.
 """

@@ -1,7 +1,9 @@
 """The settings of a run. The comment behind a field is the help of the setting.
 
-A field made by `unhashed` changes no number of a run: where the run lies, what is logged, how the text is read (the
-hashes of the text and of the tokenizer identify these two). All other settings decide the run: `config_hash` hashes
+A field made by `unhashed` is not hashed as it stands: where the run lies, what is logged, how the text is read (the
+hashes of the text and of the tokenizer identify these two). Four such settings may decide a number, and are treated by
+name: `requested_settings` has max_tokens as steps, `deciding_settings` adds validations and activation checkpointing
+where they count, `differing_keys` compares threads on a CPU. All other settings decide the run: `config_hash` hashes
 them and `differing_keys` compares them.
 
 This module imports no torch, so that a wrong setting is refused within a second.
@@ -33,7 +35,7 @@ from lm.errors import (
 
 
 def unhashed(default: Any = MISSING, **options: Any) -> Any:
-    """Return a dataclass field for a setting that changes no number of a run and is no part of its hash."""
+    """Return a dataclass field for a setting that is not hashed as it stands; see the first lines of this file."""
     return field(default=default, metadata={"hashed": False}, **options)
 
 
@@ -562,8 +564,8 @@ REQUESTED = (
     "max_minutes",
 )
 HASHES = ("data_hash", "tokenizer_hash")
+# Settings of how long a run is: those of a record, where max_tokens has become steps, and all that may be typed.
 LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
-# Settings of how long a run is. A record has max_tokens as steps.
 TYPED_LENGTHS = (*LENGTHS, "max_tokens")
 
 
@@ -631,7 +633,7 @@ def check_init(run: RunConfig) -> None:
 
 
 def requested_settings(run: RunConfig) -> dict[str, Any]:
-    """Return the requested settings of a run, by dotted keys, with max_tokens as steps."""
+    """Return all settings of a run as they were asked for, by dotted keys, with max_tokens as steps."""
     settings = flat(asdict(run))
     if run.max_tokens is not None:
         settings["trainer.max_steps"], settings["max_tokens"] = run.steps, None

@@ -28,12 +28,13 @@ from lm.data.sources import text_size
 from lm.errors import UserError, first_line
 from lm.system.files import is_run
 
+# Beside this package in an installed wheel, in the root of the project in a checkout.
 CONFIGS = next(
     path for path in (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs") if path.is_dir()
 )
 # The folders of configs/ from which a command line chooses a file.
-CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
 GROUPS = ("ablation", "data", "experiment", "head", "logger", "model", "optim", "tokenizer", "trainer")
+CONTINUED = {"data", "logger"}  # groups that may be typed beside run_dir without starting another run
 HYDRA_FLAGS = {  # flag -> whether a value follows
     **dict.fromkeys(("-m", "--multirun", "--resolve", "-sc", "--shell-completion"), False),
     **dict.fromkeys(("-c", "--cfg", "-p", "--package", "--info", "--hydra-help"), True),

@@ -89,8 +89,8 @@ def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
 def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> Any:
     """Return what Hydra has composed of these overrides as a dataclass. Raises UserError.
 
-    A RunConfig has the model, the head and the tokenizer that init_from names. A RunConfig is the run
-    that run_dir names, if only settings are typed beside run_dir.
+    If run_dir names a run, and no group but data or logger is typed, a RunConfig is this run with the typed settings.
+    Otherwise a RunConfig takes the model, the head and the tokenizer of init_from, unless they are typed.
     """
     with explaining(overrides):
         if schema is RunConfig:

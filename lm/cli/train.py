@@ -82,7 +82,7 @@ def _train(config: DictConfig, overrides: list[str], is_sweep: bool) -> tuple[Pa
     if is_sweep and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     path = Path(run.run_dir or "")
-    result = RunDirectory(path).finished_result(run) if run.run_dir else None
+    result = RunDirectory(path).finished_result(run) if run.run_dir else None  # `train` asks too, but imports torch
     if result is None:
         log.info("reading %s", run.data.path or "the source of Python's standard library")
         from lm.training.train import train  # imports torch and Fabric, which takes seconds

@@ -43,10 +43,10 @@ class TrainingStream:
         last = len(self.tokens) - 1
         self.max_offset = min(self.seq_len - 1, last - self.seq_len)  # the largest offset that leaves a whole window
         self.windows_per_epoch = (last - self.max_offset) // self.seq_len
-        self.epoch = -1
+        self.epoch = -1  # none has begun
 
     def windows(self, numbers: Iterable[int]) -> np.ndarray:
-        """Return the places in the text of the tokens of windows, (B, T+1). Windows are numbered across epochs."""
+        """Return the indices into `tokens` of numbered windows, (B, T+1). The numbers count on from epoch to epoch."""
         return np.stack([self._window(*divmod(number, self.windows_per_epoch)) for number in numbers])
 
     def _window(self, epoch: int, index: int) -> np.ndarray:

@@ -106,7 +106,7 @@ class TextFiles:
 
     def _blocks(self, file: Path) -> Iterator[bytes]:
         """Yield the text of a file in blocks."""
-        decoder, n_read, block = codecs.getincrementaldecoder("utf-8")(), 0, b"\n"
+        decoder, n_read, block = codecs.getincrementaldecoder("utf-8")(), 0, b"\n"  # not empty, so that the loop begins
         advice = "; a glob in quotes, as in 'texts/*.txt', leaves files out" if len(self.files) > 1 else ""
         with reading_from(place := self._place_of(file), "text"), open_file(file) as content:
             while block:

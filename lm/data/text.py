@@ -22,7 +22,7 @@ from lm.errors import UserError
 from lm.system.terminal import is_first_process
 
 CHARACTER = 4  # bytes of the longest character
-# Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
+# Bytes of a document, and the hash of its name as a number in [0, 2**64), which decides its side of the split.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8")])
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
@@ -188,6 +188,7 @@ def _documents_by_hash(
     distances = text.records["position"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64
     order = np.argsort(distances, kind="stable")
     ends = np.cumsum(text.records["size"][order].astype(np.int64))
+    # n_usual documents have their hashes in the range; n_whole of them are held out whole, where a limit cuts.
     n_whole = n_usual = int(np.count_nonzero(distances / 2.0**64 < high - low))
     if fold is None:  # no side is left empty
         n_whole = n_usual = min(max(n_usual, 1), len(order) - 1)

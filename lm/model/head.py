@@ -64,7 +64,7 @@ class Head(nn.Module):
         return linear(*self.factors(x, embedding))  # (B, T, V)
 
     def init_from_embedding(self, embedding: Tensor) -> None:
-        """Called once, after every parameter has been initialised."""
+        """Set what begins as a copy of the embedding. Called once, after every module has drawn its parameters."""
 
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
         """Called before each training step with the completed fraction of training.

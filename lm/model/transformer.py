@@ -281,7 +281,8 @@ class Transformer(nn.Module):
         self.seq_len, self.document_separator = seq_len, document_separator
 
         def build(name: str, cls: Callable[..., Any], *args: object) -> Any:
-            torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
+            # For a class of the user, whose constructor draws; `initialise` draws all else anew.
+            torch.default_generator.manual_seed(named_seed(seed, name))
             return cls(*args)
 
         position = POSITIONS.get(config.position) or partial(construct, "model.position", config.position)

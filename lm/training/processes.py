@@ -78,7 +78,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Notes a signal inside of `deferred`. A second signal ends the process if `is_impatient` says so."""
+    """Notes a signal inside of `deferred`, where Interrupts of lm/cli/main.py would raise.
+
+    A second signal ends the process if `is_impatient` says so.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None

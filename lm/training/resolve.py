@@ -83,7 +83,7 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
 
 
 def try_classes(run: RunConfig, vocab_size: int) -> None:
-    """Try the classes of the user in a model of other than its initial weights, on the CPU.
+    """Try the classes of the user on the CPU, in a model whose weights are moved away from their initial values.
 
     Raises UserError if the logits depend on later tokens, which no loss would tell, or if a model that is saved and
     loaded computes other logits.

@@ -56,7 +56,7 @@ def build_result(
         "tokens": tokens,
         "seconds": state.seconds,
         "tokens_per_second": tokens / state.seconds,
-        "best": None,  # with checkpoint.best: the step of the model and its loss beside that of the last step
+        "best": None,  # `finish` sets it with checkpoint.best: step and loss of the model, loss of the last step
         "seed": run.seed,
         "head": run.head.name,
         "init_from": settings["init_record"],

@@ -83,7 +83,7 @@ class State:
         return net
 
     def save(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint, and when it is on disk remove all but the newest `keep`, with the weights they name."""
+        """Write a checkpoint. When the checkpoint is on disk, remove all but the newest `keep`."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}
         content |= {"net": saved_state(self.net), "optimizer": self.optimizer.state_dict()}
         content["average"] = self.average and self.average.state_dict()

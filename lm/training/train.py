@@ -188,7 +188,7 @@ class Engine:
 
     def append_last_row(self, row: dict[str, float]) -> None:
         """Write the last row of metrics.csv. A killed process may have written a row of this step: drop that row."""
-        metrics = MetricsFile(self.directory.metrics, self.state.step - 1, loggers=self.loggers)
+        metrics = MetricsFile(self.directory.metrics, self.state.step - 1, loggers=self.loggers)  # drops later rows
         metrics.append(self.state.step, row)
 
 
@@ -199,7 +199,7 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
 
 
 def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData, stack: ExitStack) -> Engine:
-    """Refuse what this run cannot do here; build the model and its state; write config.yaml.
+    """Refuse what this run cannot do here; build the model and its state; remove the remains of an attempt before.
 
     `stack` closes the trackers and contexts of the run. Raises UserError.
     """
@@ -219,7 +219,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         run = directory.as_decided(run)
     with error_prefix(f"run_dir={directory.path}") if begun else nullcontext():
         run = resolve(run, vocab_size)
-    if not begun and is_first:  # the first process tells the others, see below
+    if not begun and is_first:  # the others get this run by fabric.broadcast
         run = with_steps(run, data)
     torch.set_num_threads(run.threads or 1)
 

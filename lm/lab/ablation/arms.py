@@ -65,7 +65,7 @@ def build_arms(
     """
     arms: Arms = {}
     texts: dict[str, TextData] = {}  # for the arms that share one
-    for name in sorted(question.arms, key=lambda name: name in question.match_parameters):  # after their baselines
+    for name in sorted(question.arms, key=lambda name: name in question.match_parameters):  # matched arms last
         with error_prefix(f"ablation.arms.{name}"):
             target = arms[question.pairs()[name]].n_params if name in question.match_parameters else 0
             arm = _build_arm(question, folds, name, runs[name], threads, texts, earlier.get(name), target)
@@ -167,7 +167,7 @@ def _check_base(arm: Arm, init_from: str) -> None:
     with torch.device("meta"):  # without weights
         net = Transformer(loaded.model, loaded.head, vocab_size=arm.vocab_size, seq_len=loaded.seq_len)
         own_net = Transformer(arm.run.model, arm.run.head, vocab_size=arm.vocab_size, seq_len=arm.run.data.seq_len)
-    copy_weights(own_net, net, arm.run.init_tied_matrix)
+    copy_weights(own_net, net, arm.run.init_tied_matrix)  # for what it refuses
     expected = "a model that has not read the validation text; data.val_path=FILE names another text"
     require(not has_read_validation_text(base, arm.run, arm.texts[0]), setting, expected)
 

@@ -2,7 +2,8 @@
 
 `next_runs` is a pure function of the plan and of the outcomes that exist: it trains and writes nothing. A run is named
 by a hash of everything that decides its result, so an unchanged run is found and a changed one gets a new folder.
-Resuming an ablation and adding arms or seeds to it rest on this.
+Resuming an ablation and adding arms or seeds to it rest on this. A tuned arm has a ladder of rungs, whose middle a
+pilot finds (`tuning`); any other arm has the one rung 0.
 """
 
 import math
@@ -178,7 +179,7 @@ def _fails_untuned(plan: Plan, arm: str) -> bool:
 
 
 def _pilot_loss(plan: Plan, asked: dict[str, RunSpec], arm: str, rung: int) -> float | None:
-    """Return the mean loss of an arm at a rung; what the pilot has looked at is part of what is asked for."""
+    """Return the mean loss of an arm at a rung: infinite if it does not train, None if it is not known yet."""
     if not plan.is_allowed(arm, rung):
         return math.inf
     specs = plan.runs({arm: [rung]}, plan.question.seeds[:PILOT_SEEDS], PILOT)
