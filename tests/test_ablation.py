@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 from lm.errors import UserError
-from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.folder import (
     RunFiles,
     lock_output_dir,
@@ -48,7 +48,7 @@ def instantly(monkeypatch):
     def set_loss(loss):
         engine = instant(loss)
         draw_nothing(monkeypatch)
-        monkeypatch.setitem(ENGINES, "local", engine)
+        monkeypatch.setitem(EXECUTORS, "local", engine)
         return engine.made
 
     return set_loss
@@ -241,7 +241,7 @@ def test_an_arm_that_fails_at_its_own_value_is_not_tuned(lab, instantly, capsys)
     assert sum("/untied" in name for name in {*made}) == 3 * 2 + 1, (
         "the pilot begins with three values, and goes no further"
     )
-    sentence = results.asked()[0].sentence
+    sentence = results.answers()[0].sentence
     assert "untied failed at the value of the configuration, so it was not tuned" in sentence
     assert "untied at 1 times its optim.lr, seed 1, second try, failed" in capsys.readouterr().err
     instantly(bowl)

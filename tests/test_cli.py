@@ -205,7 +205,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand():
     words = ["head=untied", "+prompts=[${y}]", "data.path=it's b", "experiment=chars", "~logger"]
     own = ["ablation=smoke", "ablation.seeds=[7]", "workers=1", "output_dir=a b"]
     own += ["slurm.parameters={qos: long, account: lab}", "ablation.seed_offsets.untied=500"]
-    passed, is_line = ablate.hydra_words([*words, *own])
+    passed, is_line = ablate.question_words([*words, *own])
     assert not is_line
     assert passed[:4] == [*own[:3], "output_dir='a b'"]
     config = compose("ablate", [*passed, "ablation.name=smoke"], AblateConfig)

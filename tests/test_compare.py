@@ -15,11 +15,11 @@ from lm.lab.ablation.ask import (
     choose,
     compose_question,
     confirmation,
-    hydra_words,
     question_in_a_line,
+    question_words,
     write_question,
 )
-from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, folder_of, read_record, write_record
 from lm.lab.ablation.question import AblateConfig
 from tests.helpers.ablation_folder import question
@@ -34,7 +34,7 @@ TINY = [
 
 def asked_by(*words):
     """What a command line asks."""
-    return compose("ablate", hydra_words(words)[0], AblateConfig)
+    return compose("ablate", question_words(words)[0], AblateConfig)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_confirmation_is_asked_resumed_and_shown(corpus, lab, monkeypatch):
     plan_in_a_moment(monkeypatch)
     draw_nothing(monkeypatch)
     engine = instant(lambda spec: 3.0 + spec.seed % 7 * 1e-3 - 0.5 * (spec.arm == "untied") * (1 + spec.seed % 5 / 99))
-    monkeypatch.setitem(ENGINES, "local", engine)
+    monkeypatch.setitem(EXECUTORS, "local", engine)
     code, shown, _ = lab("ablate", "head=tied,untied", corpus.name, "seeds=3", "experiment=none", *SMALL[1:])
     (folder,) = Path("ablations").glob("head-*")
     assert (code, "untied is better than tied" in shown) == (0, True)

@@ -17,7 +17,7 @@ import torch
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation import execute as engines
-from lm.lab.ablation.execute import ENGINES, Ending, Engine, execute, job_parameters, make_run_on_node
+from lm.lab.ablation.execute import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
 from lm.lab.ablation.folder import RunFiles
 from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig, SlurmConfig
@@ -29,7 +29,7 @@ from tests.helpers.runs import wait_for
 KILLED, ERROR = Ending("killed", "its node is gone"), Ending("failed", "exit code 127")
 
 
-class Scripted(Engine):
+class Scripted(Executor):
     """Makes nothing: of each run it says how its tries end, which diverges where `ends` is short."""
 
     name, seconds = "local", 0.0
@@ -128,7 +128,7 @@ def test_one_run_has_a_gpu_and_runs_share_the_cores(n_gpus, workers, tmp_path, m
     """Use 16 cores and two threads for each run."""
     monkeypatch.setattr(engines, "cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    engine = ENGINES["local"](AblateConfig(ablation=question()), tmp_path)
+    engine = EXECUTORS["local"](AblateConfig(ablation=question()), tmp_path)
     assert engine.default_workers(2, needs_gpu=n_gpus > 0) == workers
     assert engine.default_workers(2, needs_gpu=False) == 8, "runs on the CPU, whatever GPUs there are"
 
@@ -137,7 +137,7 @@ def test_an_absent_package_is_named(tmp_path, monkeypatch):
     for name, package in {"ray": "ray", "slurm": "submitit"}.items():
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
-            ENGINES[name](AblateConfig(ablation=question(), executor=name), tmp_path)
+            EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts():
@@ -159,7 +159,7 @@ def test_a_slurm_without_accounting_is_refused(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(UserError, match="sacct says Slurm accounting storage is disabled; expected"):
-        ENGINES["slurm"](AblateConfig(ablation=question(), executor="slurm"), tmp_path)
+        EXECUTORS["slurm"](AblateConfig(ablation=question(), executor="slurm"), tmp_path)
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_the_ends_of_jobs_of_submitit_are_told_apart(tmp_path):
     """By real jobs of submitit, which here are processes of this machine."""
     import submitit
 
-    slurm = object.__new__(ENGINES["slurm"])
+    slurm = object.__new__(EXECUTORS["slurm"])
     submitter = submitit.LocalExecutor(tmp_path)
     submitter.update_parameters(timeout_min=2)
     kill = "__import__('os').kill(__import__('os').getpid(), 9)"

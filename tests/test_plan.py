@@ -14,7 +14,7 @@ from lm.folder import read_base
 from lm.lab.ablation.ablate import plan_json
 from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.lab.ablation.ask import with_folds
-from lm.lab.ablation.execute import ENGINES
+from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.plan import seconds_to_go
 from lm.lab.ablation.warnings import plan_warnings
 from lm.system.code import code_identity
@@ -132,7 +132,7 @@ def test_training_texts_are_compared_where_one_text_scores_both(planner):
         paths["second"].write_text("second " * 200 + leaked)
         plan = planner.plan(f"data.val_path={paths['scored']}", arms=arms, baseline="first", primary=[])
         assert len({arm.identity["data_hash"] for arm in plan.arms.values()}) == 2
-        warnings = plan_warnings(planner.steps[-1].record)
+        warnings = plan_warnings(planner.stages[-1].record)
         assert all(part in warning.summary for part, warning in zip(told, warnings, strict=True))
 
 
@@ -157,13 +157,13 @@ def test_a_plan_says_what_it_costs_and_detects_and_leaves_nothing(planner):
     words = [*(f"{number:,}" for number in numbers), "10 runs, 0 done", "about ", str(planner.out)]
     assert [part for part in words if part not in planner.tables[-1]] == []
     pairs = SimpleNamespace(contrasts=[SimpleNamespace(sd=0.01, family="primary")], question=plan.question)
-    planned = plan_json(plan, planner.steps[-1], pairs)
+    planned = plan_json(plan, planner.stages[-1], pairs)
     assert planned["runs"]["missing"] == 10
     assert planned["minimum_detectable"] == pytest.approx(0.0167, abs=1e-4)
     tied.seconds_per_step = untied.seconds_per_step = 2.0
     for workers, rounds in ((1, 10), (4, 3), (16, 1)):
         own = replace(plan, record=replace(plan.record, workers=workers))
-        assert seconds_to_go(own, planner.steps[-1]) == pytest.approx(rounds * tied.seconds())
+        assert seconds_to_go(own, planner.stages[-1]) == pytest.approx(rounds * tied.seconds())
     assert not planner.out.exists()
 
 
@@ -203,15 +203,15 @@ def test_a_margin_of_one_percent_is_converted_to_bits_per_byte(planner):
 
 def test_a_tuned_question_begins_with_its_pilot(planner):
     planner.plan(tune="true", seeds=[0, 1, 2])
-    step = planner.steps[-1]
-    assert {(spec.arm, spec.seed, spec.factor) for spec in step.todo} == {
+    stage = planner.stages[-1]
+    assert {(spec.arm, spec.seed, spec.factor) for spec in stage.todo} == {
         (arm, seed, by) for arm in ("tied", "untied") for seed in (0, 1) for by in (0.5, 1.0, 2.0)
     }
-    assert all(spec.run.optim.lr_scale == spec.factor for spec in step.todo)
-    assert step.n_open == 2 * (5 * 3 - 3 * 2)
+    assert all(spec.run.optim.lr_scale == spec.factor for spec in stage.todo)
+    assert stage.n_open == 2 * (5 * 3 - 3 * 2)
     assert "30 or more runs, 0 done" in planner.tables[-1]
     planner.plan("model.dropout=0.6", tune="model.dropout")
-    assert {spec.run.model.dropout for spec in planner.steps[-1].todo} == {0.3, 0.6}, "1.2 is no fraction"
+    assert {spec.run.model.dropout for spec in planner.stages[-1].todo} == {0.3, 0.6}, "1.2 is no fraction"
 
 
 # --- the names of runs
@@ -296,7 +296,7 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
         return 1 + 0.1 * spec.run.seed
 
     draw_nothing(monkeypatch)
-    monkeypatch.setitem(ENGINES, "local", instant(noted))
+    monkeypatch.setitem(EXECUTORS, "local", instant(noted))
     lab.run(**words)
     assert starts == {(arm, seed): sha256[seed] for arm in TWO_HEADS for seed in (0, 1)}
     assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from lm.lab.ablation.ablate import ablate, plan_table
 from lm.lab.ablation.ask import compose_arms, with_folds
-from lm.lab.ablation.execute import Ending, Engine
+from lm.lab.ablation.execute import Ending, Executor
 from lm.lab.ablation.folder import REPORTED
-from lm.lab.ablation.plan import Plan, Step
+from lm.lab.ablation.plan import Plan, Stage
 from lm.lab.ablation.question import AblateConfig
 from tests.helpers.ablation_folder import question, write_result
 from tests.helpers.runs import composed
@@ -30,7 +30,7 @@ class Lab:
     text: Path
     common: list[str] = field(default_factory=list)  # overrides of all arms beside SMALL
     plans: list[Plan] = field(default_factory=list)  # of all calls
-    steps: list[Step] = field(default_factory=list)  # with which they begin
+    stages: list[Stage] = field(default_factory=list)  # with which they begin
     tables: list[str] = field(default_factory=list)  # what is said of a plan
 
     @property
@@ -49,10 +49,10 @@ class Lab:
         runs = compose_arms(ablation, list(typed), lambda overrides: composed(*overrides))
         config.ablation = with_folds(ablation, runs)
 
-        def on_plan(plan, step, results):
+        def on_plan(plan, stage, results):
             self.plans.append(plan)
-            self.steps.append(step)
-            self.tables.append(plan_table(plan, step, results))
+            self.stages.append(stage)
+            self.tables.append(plan_table(plan, stage, results))
 
         return ablate(config, runs, "the command", on_plan)
 
@@ -64,7 +64,7 @@ class Lab:
     def asked(self):
         """Return the reported runs that the last plan asks for, with all that is needed to make them."""
         specs = {spec.run_dir: spec for spec in self.plans[-1].specs.values()}
-        return [specs[run.run_dir] for run in self.steps[-1].record.runs if run.purpose == REPORTED]
+        return [specs[run.run_dir] for run in self.stages[-1].record.runs if run.purpose == REPORTED]
 
     def results(self, folder="out"):
         """By name, when the results of the finished runs were written."""
@@ -88,7 +88,7 @@ def instant(loss):
     `made` has their names, in order.
     """
 
-    class Instant(Engine):
+    class Instant(Executor):
         name, seconds = "local", 0.0
         made: ClassVar[list[str]] = []
 

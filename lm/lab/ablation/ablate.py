@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lm.config import RunConfig
 from lm.errors import UserError
 from lm.lab.ablation.arms import time_steps
-from lm.lab.ablation.execute import ENGINES, execute
+from lm.lab.ablation.execute import EXECUTORS, execute
 from lm.lab.ablation.folder import (
     UNUSED,
     RunReader,
@@ -29,7 +29,7 @@ from lm.lab.ablation.judge import alpha_of, detectable
 from lm.lab.ablation.plan import (
     Plan,
     RunSpec,
-    Step,
+    Stage,
     make_plan,
     next_runs,
     seconds_to_go,
@@ -49,7 +49,7 @@ def ablate(
     config: AblateConfig,
     runs: dict[str, RunConfig],
     command: str,
-    on_plan: Callable[[Plan, Step, Results], None] = lambda plan, step, results: None,
+    on_plan: Callable[[Plan, Stage, Results], None] = lambda plan, stage, results: None,
 ) -> Results:
     """Plan an ablation and, unless only the plan is wanted, make the runs that are missing and write the report.
 
@@ -58,30 +58,30 @@ def ablate(
     """
     folder = folder_of(config, runs)
     before = existing_record(folder)
-    engine = ENGINES["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
-    plan = make_plan(config, runs, before, RunReader(folder), command, engine.default_workers)
+    executor = EXECUTORS["local" if config.plan_only else config.executor](config, folder)  # a plan needs no cluster
+    plan = make_plan(config, runs, before, RunReader(folder), command, executor.default_workers)
     if untimed := [arm for arm in plan.arms.values() if not arm.seconds_per_step]:
         time_steps(untimed)
     tries = Counter[str]()  # of a run that failed, in this call
-    step = next_runs(plan, tries)
-    results = Results(step.record, plan.reader)
-    on_plan(plan, step, results)
+    stage = next_runs(plan, tries)
+    results = Results(stage.record, plan.reader)
+    on_plan(plan, stage, results)
     if config.plan_only:
         return results
     with lock_output_dir(folder):
         if existing_record(folder) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         progress = _Progress(plan)
-        write_record(step.record, folder)
-        while step.todo:
-            total = sum(spec.run.trainer.max_steps for spec in step.todo)
+        write_record(stage.record, folder)
+        while stage.todo:
+            total = sum(spec.run.trainer.max_steps for spec in stage.todo)
             with tqdm(total=total, desc=plan.question.name, unit="step", leave=False, disable=None) as bar:
-                on_end, on_poll = partial(progress.on_end, step), partial(_show_steps, bar, step.todo)
-                execute(step.todo, engine, plan.record.workers, on_end, on_poll)
-            tries.update(run.run_dir for run in step.todo)
-            step = next_runs(plan, tries)
-            write_record(step.record, folder)
-        results = Results(step.record, plan.reader)
+                on_end, on_poll = partial(progress.on_end, stage), partial(_show_steps, bar, stage.todo)
+                execute(stage.todo, executor, plan.record.workers, on_end, on_poll)
+            tries.update(run.run_dir for run in stage.todo)
+            stage = next_runs(plan, tries)
+            write_record(stage.record, folder)
+        results = Results(stage.record, plan.reader)
         write_report(results)
         return results
 
@@ -100,19 +100,19 @@ class _Progress:
         self.ended = set[str]()  # a run that is tried twice counts once
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
-    def on_end(self, step: Step, run: RunSpec) -> None:
+    def on_end(self, stage: Stage, run: RunSpec) -> None:
         again = ", second try" if run.run_dir in self.ended else ""
         self.ended.add(run.run_dir)
-        left = [other for other in step.missing if other.run_dir not in self.ended]
+        left = [other for other in stage.missing if other.run_dir not in self.ended]
         outcome, metric = self.plan.reader.outcome(run.run_dir), self.plan.question.metric
         score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
         at = f" at {run.factor:.3g} times its {self.plan.question.tune}" if self.plan.arms[run.arm].is_tuned else ""
         reason = f" ({outcome.error})" if outcome.error else ""
-        to_go = duration(seconds_to_go(self.plan, replace(step, missing=left)))
-        what = f"run {len(self.ended)} of {len(self.ended) + len(left) + step.n_open}: {run.arm}{at}, seed {run.seed}"
+        to_go = duration(seconds_to_go(self.plan, replace(stage, missing=left)))
+        what = f"run {len(self.ended)} of {len(self.ended) + len(left) + stage.n_open}: {run.arm}{at}, seed {run.seed}"
         self.print_line(f"{what}{again}, {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
-            results = Results(step.record, self.plan.reader)
+            results = Results(stage.record, self.plan.reader)
             write_report(results, is_refreshed=True)
             self.print_line(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
@@ -124,24 +124,24 @@ class _Progress:
 # --- what is said of a plan
 
 
-def plan_table(plan: Plan, step: Step, results: Results) -> str:
+def plan_table(plan: Plan, stage: Stage, results: Results) -> str:
     """Return the arms with what they cost, the runs, and how long all of it takes."""
     question, record, counts = plan.question, results.record, results.counts()
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", "training tokens"]]
     for arm in plan.arms.values():
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, f"{arm.steps * arm.tokens_per_step:,}"])
-    n = sum(counts.values()) + step.n_open
-    runs = f"{n}{' or more' * bool(step.n_open)} runs, {counts['done'] + counts['diverged']} done"
+    n = sum(counts.values()) + stage.n_open
+    runs = f"{n}{' or more' * bool(stage.n_open)} runs, {counts['done'] + counts['diverged']} done"
     if question.looks:
         runs += f", with looks at {', '.join(map(str, question.looks))} seeds"
     lines = [question.question, "", format_table(rows), "", runs, *filter(None, [results.stopped_early()])]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
-    if (unused := int((results.runs["purpose"] == UNUSED).sum())) and not step.n_open:  # else names are not known yet
+    if (unused := int((results.runs["purpose"] == UNUSED).sum())) and not stage.n_open:  # else names are not known yet
         reason = "settings or text have changed, or they are not asked for any more"
         lines += [f"{unused} finished run{'s' * (unused > 1)} in this folder no longer count: {reason}"]
     lines += [*map(str, plan_warnings(record)), _power(results)]
-    time = duration(seconds_to_go(plan, step))
+    time = duration(seconds_to_go(plan, stage))
     lines += [f"about {time} to go, as measured on this machine{_busy()}; the results go to {plan.reader.folder}"]
     return printable("\n".join(lines))
 
@@ -168,11 +168,11 @@ def minimum_detectable(results: Results) -> float | None:
     return detectable(median(sds), n, alpha_of(results.question) / tests) if sds and n > 1 else None
 
 
-def plan_json(plan: Plan, step: Step, results: Results) -> dict[str, Any]:
+def plan_json(plan: Plan, stage: Stage, results: Results) -> dict[str, Any]:
     """Return the plan in numbers."""
     return {
-        "runs": {"asked": len(step.record.runs), "missing": len(step.missing), "of_open_ladders": step.n_open},
-        "seconds": seconds_to_go(plan, step),
+        "runs": {"asked": len(stage.record.runs), "missing": len(stage.missing), "of_open_ladders": stage.n_open},
+        "seconds": seconds_to_go(plan, stage),
         "workers": plan.record.workers,
         "seeds": plan.question.seeds,
         "steps": {name: arm.steps for name, arm in plan.arms.items()},

@@ -64,7 +64,7 @@ OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and score
 # --- the words of a command
 
 
-def hydra_words(args: Sequence[str]) -> tuple[list[str], bool]:
+def question_words(args: Sequence[str]) -> tuple[list[str], bool]:
     """Return the arguments for Hydra, and whether a line is the question. Raises UserError.
 
     Settings of train become a list, the setting `overrides`.

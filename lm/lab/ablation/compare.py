@@ -10,7 +10,7 @@ import pandas as pd
 from lm.cli import command_line
 from lm.cli.compose import compose
 from lm.errors import error_prefix, require
-from lm.lab.ablation.ask import SEEDS, compose_question, hydra_words, write_question
+from lm.lab.ablation.ask import SEEDS, compose_question, question_words, write_question
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
 
@@ -56,7 +56,7 @@ def compare(
     own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
     typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
     typed += [] if text is None else [str(text)]
-    asked = compose("ablate", hydra_words(typed)[0], AblateConfig)
+    asked = compose("ablate", question_words(typed)[0], AblateConfig)
     config, runs = compose_question(asked)
     results = ablate(config, runs, command_line("ablate", *typed))
     write_question(asked.ablation, asked.overrides, results.folder)
@@ -87,5 +87,5 @@ def judge(
 def _answer(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Answer:
     done, metric = results.done, results.question.metric
     rows = done[["arm", "seed", "factor", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
-    answer = results.asked()[0]
+    answer = results.answers()[0]
     return Answer(answer.verdict, answer.sentence, contrasts, folder, rows)

@@ -1,6 +1,6 @@
 """Make runs, several at a time: by processes of this machine, tasks of Ray, jobs of Slurm.
 
-The run's lock, its checkpoints and its result make runs safe to start again, here and by another driver. So an engine
+The run's lock, its checkpoints and its result make runs safe to start again, here and by another driver. So an executor
 need only start a run and say how it ended; retries and queues are those of Ray and Slurm.
 """
 
@@ -46,8 +46,8 @@ class Ending(NamedTuple):
     message: str
 
 
-class Engine(Protocol):
-    """Where runs are made. A handle is what the engine calls a run that it has started or queued."""
+class Executor(Protocol):
+    """Where runs are made. A handle is what the executor calls a run that it has started or queued."""
 
     name: str
     seconds: float  # between two questions about what has ended
@@ -69,7 +69,7 @@ class Engine(Protocol):
 
 def execute(
     specs: Sequence[RunSpec],
-    engine: Engine,
+    executor: Executor,
     workers: int,
     on_end: Callable[[RunSpec], None] = lambda spec: None,
     on_poll: Callable[[], None] = lambda: None,
@@ -77,7 +77,7 @@ def execute(
     """Make each of these runs once, `workers` at a time.
 
     `on_end` is called with each of them, `on_poll` now and then. An interrupt cancels what is queued or running, and
-    goes on to the caller. Raises UserError if the engine does not take a run, or if a machine lacks what runs need.
+    goes on to the caller. Raises UserError if the executor does not take a run, or if a machine lacks what runs need.
     """
     waiting, running = deque(specs), list[tuple[RunSpec, Any]]()
     try:
@@ -86,38 +86,38 @@ def execute(
                 spec = waiting.popleft()
                 spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
                 spec.files.status.unlink(missing_ok=True)  # of an earlier try
-                running.append((spec, engine.submit(spec)))
-            time.sleep(engine.seconds)
+                running.append((spec, executor.submit(spec)))
+            time.sleep(executor.seconds)
             for spec, handle in [*running]:
-                if (ending := engine.ended(handle)) is not None:
+                if (ending := executor.ended(handle)) is not None:
                     running.remove((spec, handle))
-                    _write_ending(spec, ending, engine.name)
+                    _write_ending(spec, ending, executor.name)
                     on_end(spec)
             on_poll()
     except BaseException:
         for _, handle in running:
-            engine.cancel(handle)
+            executor.cancel(handle)
         deadline = time.monotonic() + CANCEL_SECONDS
         while running and time.monotonic() < deadline:
-            time.sleep(engine.seconds)
-            running = [(spec, handle) for spec, handle in running if engine.ended(handle) is None]
+            time.sleep(executor.seconds)
+            running = [(spec, handle) for spec, handle in running if executor.ended(handle) is None]
         raise
 
 
-def _write_ending(spec: RunSpec, ending: Ending, engine: str) -> None:
+def _write_ending(spec: RunSpec, ending: Ending, executor: str) -> None:
     """Write the status of a run whose process could not. Raises UserError if the run could not begin."""
     if spec.files.read().status != "missing":
         return
-    if engine != "local" and ending.status != "killed" and not spec.files.log.exists():
+    if executor != "local" and ending.status != "killed" and not spec.files.log.exists():
         expected = "expected lm, Python and output_dir on all nodes as on this machine"
-        raise UserError(f"executor={engine}: {spec.run_dir} could not begin ({ending.message}); {expected}")
+        raise UserError(f"executor={executor}: {spec.run_dir} could not begin ({ending.message}); {expected}")
     spec.files.write_status(*ending)
 
 
 # --- processes of this machine
 
 
-class Local(Engine):
+class Local(Executor):
     """Processes of this machine, which end with their driver, however it ends."""
 
     name, seconds = "local", 0.2
@@ -175,7 +175,7 @@ def _exit_with_driver() -> None:
 # --- clusters
 
 
-class Ray(Engine):
+class Ray(Executor):
     """Tasks of a Ray cluster, each in a process of its own. Ray starts one again whose process or node is lost."""
 
     name, seconds = "ray", 0.5
@@ -217,7 +217,7 @@ class Ray(Engine):
         self.ray.cancel(handle)  # raises KeyboardInterrupt there, on which a run saves a checkpoint
 
 
-class Slurm(Engine):
+class Slurm(Executor):
     """Jobs of Slurm, submitted by submitit, which queues a job again that reached its time limit or was preempted.
 
     A job's name says which run of which folder it is, and by `--dependency=singleton` Slurm starts no second job of a
@@ -296,10 +296,10 @@ def _last_line(error: BaseException | str) -> str:
     return (str(error).strip() or "no reason given").splitlines()[-1]
 
 
-ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Local, Ray, Slurm)}
+EXECUTORS: dict[str, type[Executor]] = {kind.name: kind for kind in (Local, Ray, Slurm)}
 
 
-# --- one run in a process of its own: the same function on every engine
+# --- one run in a process of its own: the same function on every executor
 
 CHANGED = "has changed since these runs were planned; the same command plans anew"
 

@@ -80,7 +80,7 @@ class Plan:
 
     arms: Arms
     reader: RunReader  # of the outcomes that there are
-    record: AblationRecord  # what is asked; its runs follow from a step
+    record: AblationRecord  # what is asked; its runs follow from a stage
     specs: dict[tuple[str, int, float], RunSpec] = field(default_factory=dict, repr=False)  # that were asked for
 
     @property
@@ -129,7 +129,7 @@ class Plan:
 
 
 @dataclass(slots=True, frozen=True, eq=False)
-class Step:
+class Stage:
     """What is to be made next, and what the outcomes that there are have decided."""
 
     todo: list[RunSpec]  # without an outcome, and independent of each other
@@ -138,8 +138,8 @@ class Step:
     n_open: int  # the least number of runs of ladders whose middle is not known yet
 
 
-def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> Step:
-    """Return the step that follows from the outcomes.
+def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> Stage:
+    """Return the stage that follows from the outcomes.
 
     `tries`: how often a call has made each run that failed. Such runs are made again first, MAX_TRIES times in a call.
     Until they end otherwise, they count as failed, so a call decides what the call before it has decided.
@@ -170,7 +170,7 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
     todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.seed in seeds[:n_now]]
     n_of_ladder = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
     n_open_ladders = len(plan.arms) - len(rungs)
-    return Step(todo, [*again, *missing], _with_runs(plan, asked), n_of_ladder * n_open_ladders)
+    return Stage(todo, [*again, *missing], _with_runs(plan, asked), n_of_ladder * n_open_ladders)
 
 
 def _fails_untuned(plan: Plan, arm: str) -> bool:
@@ -212,7 +212,7 @@ def _looks(plan: Plan, asked: Mapping[str, RunSpec], rungs: Mapping[str, Sequenc
             return n_seeds, n
         if status <= {*ENDED}:
             record = _with_runs(plan, {**asked, **specs})
-            if all(contrast.verdict != "undecided" for contrast in Results(record, plan.reader).asked()):
+            if all(contrast.verdict != "undecided" for contrast in Results(record, plan.reader).answers()):
                 return n, n
     return n_seeds, n_seeds
 
@@ -225,10 +225,10 @@ def _with_runs(plan: Plan, specs: Mapping[str, RunSpec]) -> AblationRecord:
     return replace(plan.record, arms={name: part(ArmRecord, arm) for name, arm in plan.arms.items()}, runs=runs)
 
 
-def seconds_to_go(plan: Plan, step: Step) -> float:
+def seconds_to_go(plan: Plan, stage: Stage) -> float:
     """Return how long all workers take for what is missing; ladders whose middle is not known count too."""
-    seconds = [plan.arms[spec.arm].seconds() for spec in step.missing] or [arm.seconds() for arm in plan.arms.values()]
-    return math.ceil((len(step.missing) + step.n_open) / plan.record.workers) * fmean(seconds)
+    seconds = [plan.arms[spec.arm].seconds() for spec in stage.missing] or [arm.seconds() for arm in plan.arms.values()]
+    return math.ceil((len(stage.missing) + stage.n_open) / plan.record.workers) * fmean(seconds)
 
 
 # --- from a question to its plan

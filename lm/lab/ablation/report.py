@@ -80,7 +80,7 @@ def describe(results: Results) -> dict[str, Any]:
         "question": question.question,
         "answers": [
             {"verdict": row.verdict, "sentence": row.sentence, "weakened": weakening(row, warnings)}
-            for row in results.asked()
+            for row in results.answers()
         ],
         "contrasts": [asdict(row) for row in results.contrasts],
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
@@ -255,7 +255,7 @@ def result_table(results: Results) -> str:
     """Return the comparisons, their verdicts in words, what weakens them, and where the report lies."""
     warnings = report_warnings(results)
     lines = [comparison_table(results), ""]
-    for row in results.asked():
+    for row in results.answers():
         lines += [row.sentence, *(f"  {words}" for words in weakening(row, warnings))]
     if results.record.arms[results.question.baseline].scored_tokens:
         lines += [f"scored: {_scored(results)}"]

@@ -106,7 +106,7 @@ class Results:
         """The contrasts that pages show."""
         return [contrast for contrast in self.contrasts if contrast.budget == self.contrasts[0].budget]
 
-    def asked(self) -> list[Contrast]:
+    def answers(self) -> list[Contrast]:
         """Return the comparisons that answer the question: the primary ones, and weighted sums."""
         chosen = [contrast for contrast in self.comparisons if contrast.family != "secondary"]
         return chosen or self.comparisons

@@ -65,7 +65,7 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     for status, words in (("failed", "have failed"), ("killed", "were killed from outside")):
         if counts[status]:
             yield Weakness(f"{counts[status]} of {total} runs {words}.", "The same command makes them again.")
-    asked = results.asked()
+    asked = results.answers()
     n_pairs = max((row.n_seeds for row in asked), default=0)  # a lost run leaves fewer pairs than seeds
     n = n_pairs if n_pairs and not counts["missing"] else results.n_seeds
     if n < FEW_SEEDS:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from lm.cli import command_line, started_by
 from lm.cli.compose import run_hydra, to_dataclass
 from lm.errors import RESUMABLE
-from lm.lab.ablation.ask import compose_question, hydra_words, write_question
+from lm.lab.ablation.ask import compose_question, question_words, write_question
 from lm.lab.ablation.forkserver import warm_up
 from lm.lab.ablation.question import AblateConfig
 
@@ -27,7 +27,7 @@ IS_HYDRA = True
 
 
 def run(args: list[str]) -> int:
-    words, is_line = hydra_words(args)
+    words, is_line = question_words(args)
     codes = [0]
 
     def job(config: DictConfig, overrides: list[str]) -> None:
@@ -44,19 +44,19 @@ def _answer(asked: AblateConfig, is_line: bool) -> int:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
     from lm.lab.ablation.folder import folder_of
-    from lm.lab.ablation.plan import Plan, Step
+    from lm.lab.ablation.plan import Plan, Stage
     from lm.lab.ablation.report import describe
     from lm.lab.ablation.results import Results
     from lm.lab.commands.report import print_results, verdict_code
 
     file = sys.stdout if config.plan_only and not config.json else sys.stderr
 
-    def on_plan(plan: Plan, step: Step, results: Results) -> None:
+    def on_plan(plan: Plan, stage: Stage, results: Results) -> None:
         if config.exit_code == "verdict":
             verdict_code(results)  # refuses several comparisons before anything is run
-        print(plan_table(plan, step, results), file=file, flush=True)
+        print(plan_table(plan, stage, results), file=file, flush=True)
         if config.plan_only and config.json:
-            planned = plan_json(plan, step, results)
+            planned = plan_json(plan, stage, results)
             print(json.dumps(describe(results) | {"plan": planned}, allow_nan=False))
 
     folder = folder_of(config, runs)
