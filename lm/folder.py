@@ -165,7 +165,13 @@ def write_weights(path: Path, weights: Mapping[str, "Tensor"]) -> None:
     """Write tensors atomically, because `safetensors.torch.save_file` would replace `path` by an unsynced file."""
     from safetensors.torch import save
 
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    whole: dict[str, Tensor] = {}
+    storages = set[int]()
+    for name, tensor in weights.items():
+        whole[name] = tensor.detach().cpu().contiguous()
+        if whole[name].untyped_storage().data_ptr() in storages:  # a class of the user has a weight under two names
+            whole[name] = whole[name].clone()
+        storages.add(whole[name].untyped_storage().data_ptr())
     with atomic_file(path) as file:
         file.write(save(whole, {"format": "pt"}))
 

@@ -2,7 +2,9 @@
 
 import re
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -39,6 +41,16 @@ class Norm(nn.Module):
 
     def forward(self, x):
         return F.normalize(x, dim=-1, eps=self.eps) * self.weight
+
+
+class Counted(Norm):
+    def __init__(self, width, eps):
+        super().__init__(width, eps)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        self.n += self.training
+        return super().forward(x)
 
 
 class FFN(nn.Module):
@@ -80,6 +92,35 @@ class Next(Neighbour):
     before, after = 0, 1
 
 
+class Gated(Next):
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.gate * super().forward(x)
+
+
+class Shared(nn.Module):  # one weight under two names
+    def __init__(self, config):
+        super().__init__()
+        self.up, self.gate = (nn.Linear(config.d_model, config.d_ff, bias=False) for _ in range(2))
+        self.gate.weight = self.up.weight
+        self.down = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, x):
+        return self.down(F.relu(self.gate(x)) * self.up(x))
+
+
+class Table(transformer.Position):
+    def __init__(self, config, seq_len):
+        super().__init__(config, seq_len)
+        self.table = nn.Parameter(torch.randn(1, seq_len, config.d_model))
+
+    def embed(self, x, positions):
+        return x + self.table[0][positions]
+
+
 class Noisy(FFN):
     def __init__(self, config):
         super().__init__(config)
@@ -98,7 +139,7 @@ class Counting(FFN):
 CONSTANTS = {"norm.weight": 1.0, "position.scale": 0.1, "blocks.0.ffn.slope": 0.5}
 CHOICES = [
     *({"linear": "mine.LowRank"}, {"linear": "mine.FakeQuantised"}),  # of the pages
-    {"ffn": "mine.ReGLU"},
+    *({"ffn": "mine.ReGLU"}, {"ffn": "parts_of_mine.Shared"}),
     *({"norm": "parts_of_mine.Norm"}, {"ffn": "parts_of_mine.FFN"}, {"position": "parts_of_mine.Position"}),
 ]
 
@@ -225,7 +266,11 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("Next", "depend on later tokens"), ("Noisy", "is random"), ("Counting", "training changes")]
+    ("name", "reason"),
+    [
+        *(("Next", "depend on later tokens"), ("Gated", "depend on later tokens")),
+        *(("Noisy", "is random"), ("Counting", "training changes")),
+    ],
 )
 def test_a_class_whose_score_would_be_wrong_is_refused(name, reason):
     run = RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), head=TIED, data=DataConfig(seq_len=SEQ))
@@ -239,6 +284,28 @@ def test_a_class_that_computes_and_is_saved_as_it_is_trained_is_allowed():
     for name in ("FFN", "Neighbour"):
         try_classes(RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), data=DataConfig(seq_len=SEQ)), VOCAB)
     try_classes(RunConfig(model=tiny(position="parts_of_mine.Position"), data=DataConfig(seq_len=SEQ)), VOCAB)
+
+
+def test_buffers_that_training_changes_are_refused_where_a_forward_pass_is_repeated():
+    for norm, is_refused in (("parts_of_mine.Norm", False), ("parts_of_mine.Counted", True)):
+        run = RunConfig(model=tiny(norm=norm), data=DataConfig(seq_len=SEQ))
+        try_classes(run, VOCAB)
+        with pytest.raises(UserError, match="activation_checkpointing=true: ") if is_refused else nullcontext():
+            try_classes(replace(run, activation_checkpointing=True), VOCAB)
+
+
+def test_positions_of_another_length_are_cut_or_refused():
+    def net(seq_len, position):
+        return Transformer(tiny(position=position), TIED, vocab_size=VOCAB, seq_len=seq_len)
+
+    for new in (SEQ // 2, 2 * SEQ):
+        with pytest.raises(UserError, match=f"^data.seq_len={new}: .* has {SEQ} learned positions; choose that$"):
+            copy_weights(net(new, "parts_of_mine.Table"), net(SEQ, "parts_of_mine.Table"))
+    with pytest.raises(UserError, match="choose that or less"):
+        copy_weights(net(2 * SEQ, "learned"), net(SEQ, "learned"))
+    short, long = net(SEQ // 2, "learned"), net(SEQ, "learned")
+    copy_weights(short, long)
+    assert torch.equal(short.position.weight, long.position.weight[: SEQ // 2])
 
 
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():

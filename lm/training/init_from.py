@@ -74,11 +74,12 @@ def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None)
     net.norm.load_state_dict(loaded.norm.state_dict())
     for name, new in net.position.named_parameters():  # a learned vector for each position
         old = loaded.position.get_parameter(name)
-        if new.ndim and len(new) > len(old):
-            raise UserError(
-                f"data.seq_len={len(new)}: the loaded model has {len(old)} learned positions; choose that or less"
-            )
-        new.copy_(old[: len(new)] if new.ndim else old)
+        can_cut = new.ndim > 0 and new.shape[1:] == old.shape[1:]
+        if new.shape != old.shape and not (can_cut and len(new) < len(old)):
+            choice = "that or less" if can_cut else "that"
+            reason = f"the loaded model has {loaded.seq_len} learned positions"
+            raise UserError(f"data.seq_len={net.seq_len}: {reason}; choose {choice}")
+        new.copy_(old[: len(new)] if can_cut else old)
     for name, buffer in net.position.named_buffers():
         if buffer.shape == (old := loaded.position.get_buffer(name)).shape:  # else it depends on seq_len
             buffer.copy_(old)
