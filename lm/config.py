@@ -285,8 +285,8 @@ class DataConfig:
         counts = ("seq_len", "batch_size", "max_bytes", "val_max_bytes")
         orders, rows = ("windows", "documents"), ("documents", "lines")
         check_settings("data.", self, *counts, source=SOURCES, order=orders, rows=rows)
-        longest = 4  # bytes of a character
-        require((self.val_max_bytes or longest) >= longest, f"data.val_max_bytes={self.val_max_bytes}", "4 or more")
+        holds_a_character = self.val_max_bytes is None or self.val_max_bytes >= 4  # bytes of the longest character
+        require(holds_a_character, f"data.val_max_bytes={self.val_max_bytes}", "4 or more")
         require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source == "stdlib" and self.path is not None:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; add data=text")

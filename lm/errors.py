@@ -123,8 +123,8 @@ def check_settings(prefix: str, config: Any, *positive: str, **choices: Collecti
         if isinstance(value, int | float):
             least = "1 or more" if isinstance(value, int) else "a number above 0"
             require(value > 0 or (value == 0 and not is_positive), setting, least if is_positive else "0 or more")
-            bits = 63 if item.name == "seed" else 53
-            require(value <= 2**bits - 1, setting, f"at most 2**{bits} - 1")
+            largest, words = (2**63 - 1, "2**63 - 1") if item.name == "seed" else (2**53, "2**53")
+            require(value <= largest, setting, f"at most {words}")
         if item.name in choices:
             require_choice(f"{prefix}{item.name}", value, choices[item.name])
 

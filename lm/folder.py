@@ -50,7 +50,7 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
     """Return the folders at or below `top` that hold a file of such a name, by their names below `top`, in order.
 
     Hidden folders are not searched, nor is what lies in a run or in a folder that was found, unless its config.yaml is
-    of another program. No folder has none.
+    of another program. Return nothing for a folder that does not exist.
     """
     folders = {}
 
@@ -59,10 +59,10 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
             log.warning("%s is left out: %s", error.filename, error.strerror)
 
     for folder, below, files in os.walk(top, onerror=warn):
-        place, found = Path(folder), {*marks, *RUN_MARKS} & {*files}
-        if found & {*marks}:
+        place, present = Path(folder), {*marks, *RUN_MARKS} & {*files}
+        if present & {*marks}:
             folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
-        is_end = is_run(place) or found - {"config.yaml"}
+        is_end = is_run(place) or present - {"config.yaml"}
         below[:] = [] if is_end else sorted(name for name in below if name[0] != ".")
     return folders
 

@@ -66,8 +66,8 @@ def evaluate(
     """Score every token of the stream except the first, in windows without overlap, in the precision of the weights.
 
     tokens: (n,) ids, with end of text as the first id. With `max_windows`, score that many evenly spaced windows: an
-    estimate. `measures` get the same logits and targets, if the loss is finite. `unscored` is the id that
-    follows end of text and is no text, such as <|begin_of_text|> of Llama 3; None if there is none.
+    estimate. `measures` get the same logits and targets, if the loss is finite. `unscored` is the id that follows end
+    of text and is no text, such as <|begin_of_text|> of Llama 3; None if the tokenizer has no such id.
     """
     device = net.embed.weight.device
     seq_len = min(seq_len, len(tokens) - 1)  # a user may give any length of a context

@@ -84,7 +84,7 @@ MISTAKES = """
     train my.txt model.norm=none -> has no use with model.norm=none; expected
     train my.txt experiment=none head.kind=untied -> see configs/head/
     train data=text data.path= -> data.path=: expected data.path=FILE with data.source=text
-    train --config-name=smal -> --config-name=smal: the command has its own; --config-dir=DIR
+    train --config-name=smal -> --config-name=smal: the main config is fixed; --config-dir=DIR
     train data=mine.txt -> data=text data.path=mine.txt
     train my.txt trainer.max_steps=1e4 -> trainer.max_steps=1e4: Value '10000.0'
     train +model.n_layer=3 -> did you mean model.n_layers=3?

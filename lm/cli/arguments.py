@@ -70,7 +70,8 @@ NAMES = {
     "temp": "temperature",
     "vocab": "tokenizer.vocab_size",
 }
-ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w.-]*(=|$)|\+*[a-zA-Z][\w./@-]*=")  # a flag or a setting, known or not
+# A flag or a setting of a flat command, known or not. Other words may be a prompt.
+ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w.-]*(=|$)|\+*[a-zA-Z][\w./@-]*=")
 Kinds = dict[str, Any]  # dotted key of every setting of a command -> its type
 log = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ def classify(args: Sequence[str], kinds: Kinds, flags: Mapping[str, bool] = HYDR
                 i += 1
         elif is_setting(arg, kinds, bool(flags)):
             words.overrides.append(arg)
-        elif (ASSIGNMENT.match(arg) or (flags and re.match("-|.*=", arg))) and not is_text(arg):
+        elif (re.match("-|.*=", arg) if flags else ASSIGNMENT.match(arg)) and not is_text(arg):
             raise UserError(unknown_key(arg, kinds, following))
         else:
             words.bare.append(arg)

@@ -234,7 +234,7 @@ def _in_a_line(error: BaseException, overrides: Sequence[str]) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         advice = f", or data=text data.path={choice}" if group == "data" else ""
         if not group:  # of --config-name
-            return f"--config-name={choice}: the command has its own; --config-dir=DIR adds a folder of configs"
+            return f"--config-name={choice}: the main config is fixed; --config-dir=DIR adds a folder of configs"
         choices = ", ".join(sorted({*(error.options or ())} - {LOADED}))
         return f"{group}={choice}: no such config; choose one of {choices}{advice}"
     for cause in (error, error.__cause__, error.__context__):

@@ -134,11 +134,11 @@ def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
     groups = runs.assign(values=values).drop_duplicates(["values", "seed"]).groupby("values", sort=False)
     columns = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb", "parameters", "seconds")
     rows: Rows = [(*swept, *columns)]
-    for of_group, seeds in groups:
+    for group, seeds in groups:
         loss, mean = seeds["val_loss"], seeds[[*FIGURES]].mean()
         scores = (mean["val_loss"], loss.std(), loss.sem(), mean["val_bpb"])
         cells = ["" if pd.isna(score) else f"{score:.4f}" for score in scores]
-        rows.append((*of_group, str(len(seeds)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
+        rows.append((*group, str(len(seeds)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
     return rows
 
 

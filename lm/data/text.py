@@ -237,9 +237,9 @@ def _place_of(text: Text, share: float) -> int:
 
 def overlap(train: Part, val: Part) -> float:
     """Return what share of the validation part, in bytes, is training documents as well."""
-    known, own = (np.fromiter(_digests(part), np.uint64) for part in (train, val))
+    trained, scored = (np.fromiter(_digests(part), np.uint64) for part in (train, val))
     sizes = val.spans[:, 1] - val.spans[:, 0]
-    return float(sizes[np.isin(own, known)].sum() / sizes.sum())
+    return float(sizes[np.isin(scored, trained)].sum() / sizes.sum())
 
 
 def _digests(part: Part) -> Iterator[int]:

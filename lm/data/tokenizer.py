@@ -93,7 +93,7 @@ class Tokenizer:
             )
         if self._eot_in_text():
             reason = f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token"
-            raise UserError(f"{reason}; expected one without this token among its pieces, and {EOT} is added")
+            raise UserError(f"{reason}; expected a tokenizer without this piece, to which {EOT} is added")
 
     @property
     def separator(self) -> list[int]:

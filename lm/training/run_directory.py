@@ -210,8 +210,9 @@ class RunDirectory:
         if not texts or text.column != self.text().column:
             return False
         state = local_states(text).get("data.path", "")
-        if splits := [split for *split, digest in texts if digest == state or text_hash == split[1]]:
-            return any(text_hash != split_hash or share > fraction for fraction, split_hash in splits)
+        same = [(fraction, own) for fraction, own, digest in texts if digest == state or own == text_hash]
+        if same:
+            return any(text_hash != split_hash or share > fraction for fraction, split_hash in same)
         return bool(local_files_of(text) & local_files_of(self.text()))
 
     def has_begun(self) -> bool:

@@ -47,7 +47,7 @@ SEEDS = 5
 SHORT = {"margin": "equivalence_margin", "seeds": "seeds", "tune": "tune", "folds": "folds"}  # names in a line
 OWN, TRAIN = kinds_of(AblateConfig) | {"ablation.overrides": list[str]}, kinds_of(RunConfig)
 IN_A_LINE = {name: OWN[f"ablation.{key}"] for name, key in SHORT.items()}
-FRESH = 100  # added to the seeds of a confirmation, or more if these have been used
+FRESH = 100  # added to the seeds of a confirmation, or the largest seed plus 1 if a seed is above 99
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
 COMPOSE_RUN: Compose = partial(compose, "train", schema=RunConfig)

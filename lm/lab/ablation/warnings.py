@@ -138,7 +138,7 @@ def _mixed_pairs(results: Results) -> Iterator[Weakness]:
         of_arms = known.groupby(["arm", "seed"])[key].agg(lambda values: " and ".join(sorted({*map(str, values)})))
         for arm, other in results.question.pairs().items():
             if planned[arm].get(key) != planned[other].get(key):
-                continue  # the arms differ in it by what they are, so it is part of the question
+                continue  # the arms differ in this condition by their settings, so the difference is the question
             for seed in results.question.seeds:
                 own, baseline = of_arms.get((arm, seed)), of_arms.get((other, seed))
                 if own and baseline and own != baseline:

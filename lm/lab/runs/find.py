@@ -43,11 +43,11 @@ def find_runs(folder: Path) -> list[FoundRun]:
 
 
 def places_with(marks: Sequence[str], folder: Path, what: str) -> dict[str, Path]:
-    """Return the folders that `folders_with` finds. Raises UserError that names `what` is missing if there is none."""
+    """Return the folders that `folders_with` finds. Raises UserError that names `what` if there are none."""
     if places := folders_with(marks, folder):
         return places
-    found = f"holds no {what}" if folder.is_dir() else "is a file" if folder.exists() else "no such folder"
-    raise UserError(f"folder={folder}: {found}; expected a folder that holds {what}")
+    reason = f"holds no {what}" if folder.is_dir() else "is a file" if folder.exists() else "no such folder"
+    raise UserError(f"folder={folder}: {reason}; expected a folder that holds {what}")
 
 
 def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
