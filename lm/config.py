@@ -371,6 +371,8 @@ class OptimConfig:
         is_decay = self.ema is None or 0 < self.ema < 1
         require(is_decay, f"optim.ema={self.ema}", "between 0 and 1, or null for no average")
         require(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")
+        if self.decay == "constant":
+            check_unused("optim.", self, "optim.decay=constant", "decay_fraction", "final_lr_fraction")
 
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")

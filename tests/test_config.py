@@ -163,6 +163,8 @@ REFUSED = """
     optim.warmup_steps=-1
     optim.decay_fraction=-0.1
     optim.decay_fraction=1.1
+    optim.decay=constant optim.decay_fraction=0.2 -> optim.decay_fraction
+    optim.decay=constant optim.final_lr_fraction=0.1 -> optim.final_lr_fraction
     optim.betas=[]
     optim.betas=[0.9]
     optim.betas=[0.9,1.0]

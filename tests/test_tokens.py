@@ -132,6 +132,14 @@ def test_a_validation_text_in_the_training_text_is_said_once(source, caplog):
             assert f"{100 * copied:.1f} % of the " in line
 
 
+def test_the_folds_of_a_text_have_one_note(source, caplog):
+    Path(source.path).write_text("An end <|endoftext|> of 4711 lines.\n" * 4711)
+    caplog.set_level("INFO")
+    for fold in (0, 1, 2):
+        prepare(replace(source, fold=fold), BYTE)
+    assert caplog.text.count("spells <|endoftext|> 4,711 times") == 1
+
+
 # --- text to tokens
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ MIN_COPIED = 0.05  # least share of places of the validation text in the trainin
 CHUNK = 1 << 20  # tokens that a search reads at a time
 
 log = logging.getLogger(__name__)
+_note_once = cache(log.info)  # the folds of a text have the same notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,7 +213,7 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
     if meta["copied"] >= MIN_COPIED or meta["shared"] >= MIN_SHARED:
         log.warning("data: %.1f %% of the validation text stands in the training text too", 100 * meta["copied"])
     for note in meta["notes"]:
-        log.info(note)
+        _note_once(note)
     return TextData(
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=mapped(folder / "train.bin", meta["dtype"]),
@@ -288,7 +290,7 @@ def _ngram(train: Part, val: Part) -> dict[str, Any]:
 
 
 def _notes(texts: list[Text], unsuitable: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return messages about a text for the user, shown each time that its tokens are opened."""
+    """Return messages about a text for the user, each shown once by each process that opens the tokens."""
     notes = []
     if unsuitable:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
