@@ -112,7 +112,7 @@ def test_a_seed_keeps_its_part_of_the_text(lab, instantly):
 
 
 @pytest.mark.slow
-def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is_told(lab, instantly):
+def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is_told(lab, instantly, monkeypatch):
     made = instantly(near)
     words = ["optim.lr=0.03", "optim.weight_decay=0.1"]
     lab.run(*words, primary=[])
@@ -125,6 +125,9 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     assert len(made) == 4
     lab.text.write_text(lab.text.read_text()[::-1])
     lab.plan(*words, seeds=[0])
+    assert "4 finished runs in this folder no longer count" in lab.tables[-1]
+    monkeypatch.chdir(lab.out)  # in which the path of the text is another one
+    lab.plan(*words, f"data.path=../{lab.text.name}", seeds=[0])
     assert "4 finished runs in this folder no longer count" in lab.tables[-1]
     assert len(lab.results()) == 4
 

@@ -254,3 +254,17 @@ def test_a_confirmation_is_asked_resumed_and_shown(corpus, lab, monkeypatch):
         code, shown, error = lab("ablate", f"confirm={folder}")
         assert (code, "3 seeds" in shown) == (0, True), error
     assert read_record(Path(f"ablations/{folder.name}-confirm")).question.seeds == [100, 101, 102]
+    code, _, error = lab("ablate", f"confirm={folder}", "output_dir=elsewhere/again")
+    assert code == 0, error
+    with monkeypatch.context() as patched:
+        patched.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
+        code, _, error = lab("ablate", f"confirm={folder}", "output_dir=new")
+        assert (code, f"confirm={folder}: tied is another now (of other code" in error) == (2, True), error
+    whole = corpus.read_text()
+    try:
+        corpus.write_text(whole[::-1])
+        code, _, error = lab("ablate", f"confirm={folder}", "output_dir=new")
+    finally:
+        corpus.write_text(whole)
+    assert (code, "tied is another now (its text has changed)" in error) == (2, True), error
+    assert not Path("new").exists()

@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 
+from lm.cli.arguments import PATHS
 from lm.config import RunConfig, change, config_hash, foreign_classes
-from lm.data.tokens import TextData
+from lm.data.paths import as_started
+from lm.data.tokens import TextData, prepare
 from lm.errors import UserError
 from lm.folder import read_base
 from lm.lab.ablation.arms import Arm, Arms, build_arms, needs_gpu
@@ -37,6 +39,7 @@ from lm.lab.ablation.folder import (
     RunReader,
     design_of,
     identifying,
+    read_record,
     settings_of_run,
 )
 from lm.lab.ablation.question import METRICS, AblateConfig, Question
@@ -260,6 +263,8 @@ def make_plan(
         question = replace(question, equivalence_margin=one_percent(question.metric, arms[question.baseline].texts[0]))
     if before:
         _check_earlier(reader, before, arms)
+    if config.confirm:
+        _check_confirmed(Path(config.confirm), arms)
     record = AblationRecord(
         question=question,
         overrides=config.overrides,
@@ -303,17 +308,34 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
     ended = {run.arm for run in reader.ended(before.runs)}
-    for name, arm in before.arms.items():
-        if name in ended and name in arms and (difference := _difference(arm, arms[name])):
+    for name in before.arms:
+        if name in ended and name in arms and (difference := _difference(before, reader.folder, arms[name])):
             reason = f"holds finished runs of another {name} ({difference})"
-            raise UserError(f"output_dir={reader.folder}: {reason}; name another output_dir=DIR")
+            raise UserError(f"output_dir={reader.folder}: {reason}; otherwise name another output_dir=DIR")
 
 
-def _difference(before: ArmRecord, arm: Arm) -> str:
-    """Return in what an arm differs from the arm of an earlier call; empty if both make the same runs."""
-    was, now = identifying(before.settings), identifying(arm.settings)
+def _check_confirmed(source: Path, arms: Arms) -> None:
+    """Refuse to confirm arms that have another text, other settings or other code than in the finished ablation."""
+    first = read_record(source, "confirm")
+    for name, arm in arms.items():
+        data, asked = arm.run.data, first.question
+        if asked.folds:  # the text without the part that the first pair held out
+            data = replace(data, fold=asked.first_fold + first.seeds.index(asked.seeds[0]))
+        text_hash = prepare(data, arm.run.tokenizer).hash
+        same_text = text_hash == first.arms[name].identity["data_hash"]
+        difference = _difference(first, source, arm) if same_text else "its text has changed"
+        if difference:
+            raise UserError(f"confirm={source}: {name} is another now ({difference}); expected the arms as they were")
+
+
+def _difference(record: AblationRecord, folder: Path, arm: Arm) -> str:
+    """Return in what an arm differs from the one in the record of a folder; empty if both make the same runs."""
+    before = record.arms[arm.name]
+    paths = {key: before.settings[key] for key in PATHS if before.settings.get(key)}
+    paths = {key: as_started(folder, record.started_in, path) for key, path in paths.items()}
+    was, now = identifying(before.settings | paths), identifying(arm.settings)
     for key, content in CONTENT.items():
-        hashes = {(record.settings | record.identity).get(content) for record in (before, arm)}
+        hashes = {(side.settings | side.identity).get(content) for side in (before, arm)}
         if len(hashes) == 1 and None not in hashes:  # the same, wherever it lies
             was[key] = now.get(key)
     if differing := sorted(key for key in {*was, *now} if was.get(key) != now.get(key)):
@@ -322,7 +344,7 @@ def _difference(before: ArmRecord, arm: Arm) -> str:
         return ""
     own = ", ".join(sorted(foreign_classes(arm.run.model).values()))
     cure = f"undo the change of {own}" if own else "install the version of lm that made them"
-    return f"of other code: {cure}, to continue them"
+    return f"of other code: {cure}"
 
 
 def _changes(question: Question, arms: Arms, before: AblationRecord | None, reader: RunReader) -> list[int]:
