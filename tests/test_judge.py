@@ -273,7 +273,6 @@ def test_an_end_of_the_ladder_widens_the_interval_by_what_its_arm_may_still_gain
     assert (inside.verdict, edge.verdict) == ("worse", "undecided")
     assert (edge.seeds_needed, edge.minimum_detectable) == (None, None), "more seeds would not help"
     assert "b may still gain 0.2" in edge.sentence
-    assert "the ladder of b must reach further" in edge.sentence
     better = judged(ladders({"a": (2.0, 2.0), "b": (1.7, 0.0)}), **TUNED).loc["b"]
     assert (better.verdict, better.gain_high) == ("better", pytest.approx(0.2, abs=0.01)), "0.4 are more than 0.2"
 
@@ -326,10 +325,10 @@ WORDS = [
     (runs(LOSSES).iloc[:0], TWO, ["no seed has finished"]),
     (ends(a="d", b="d"), TWO, ["which give no interval", "a verdict needs 3 seeds"]),
     (runs({"a": [1.0] * 4, "b": [2.0] * 4}), TWO, ["no test is possible"]),
-    (ends(a="dddddddf", b="dddddddn"), TWO, ["b diverged at 1 of 8 seeds; a failed at seed 7", "others may favour it"]),
+    (ends(a="dddddddf", b="dddddddn"), TWO, ["b diverged at seed 7; a failed at seed 7", "others may favour it"]),
     (ends(a="nnnn", b="nnnn"), TWO, ["no run of b and a trained"]),
     (runs(NEARLY), {"seeds": [*range(5)]}, ["not after correction for the number of comparisons"]),
-    (ends(a="ddd", b="nnd"), TWO | {"looks": [3, 8]}, ["b diverged at 2 of 3 seeds"]),  # a look has decided
+    (ends(a="ddd", b="nnd"), TWO | {"looks": [3, 8]}, ["b diverged at seed 0, 1"]),  # a look has decided
     (diverging(LADDERS["seed"] >= 0), TUNED, ["all five values of b"]),
     (diverging(LADDERS["factor"] > 1.9), TUNED, ["; 1 of the five values of b diverged"]),
     (diverging(LADDERS["seed"] == 3), TUNED, ["a at its own best of five learning rates (a 1.4 times the config's);"]),

@@ -142,7 +142,10 @@ def with_setting(key, value):
 WARNINGS = [
     (of_seeds(1), "There is only one seed"),
     (of_seeds(4), "There are only 4 seeds"),
-    (scored(lambda i, doubled: 3.5 - 0.05 * doubled), "The best value is an end of the ladder: untied (upper end)."),
+    (
+        scored(lambda i, doubled: 3.5 - 0.05 * doubled),
+        "The best value is the outermost that trains: untied (upper end).",
+    ),
     (scored(lambda i, _: 3.5 + i * 37 % 11 / 1000), "No difference shows between the values of a ladder: untied."),
     (with_threads("untied"), "Two runs of a pair"),
     (with_setting("checkpoint.best", True), "The scored model is chosen by the text that scores it: untied"),

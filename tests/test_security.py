@@ -26,7 +26,7 @@ from tests.helpers.runs import composed
 
 def test_no_text_in_a_report_steers_a_terminal():
     answer = {"sentence": "a\x1b[31m: b", "verdict": "better", "weakened": ["c\x1b[31m"]}
-    context = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_running": False}
+    context = {"answers": [answer], "basis": {}, "comparisons": [], "warnings": [], "is_unfinished": False}
     assert "\x1b" not in render("ablation.md.j2", question="b\x1b[31m", unit="", ci="", digits=3, **context)
     assert "\x1b" not in shorten("a\x1b[31m")
 

@@ -85,7 +85,7 @@ def describe(results: Results) -> dict[str, Any]:
         "contrasts": [asdict(row) for row in results.contrasts],
         "warnings": [{"summary": weakness.summary, "detail": weakness.detail} for weakness in warnings],
         "basis": dict(_basis(results)),
-        "is_running": counts["missing"] > 0 or bool(results.untuned()),
+        "is_unfinished": counts["missing"] > 0 or bool(results.untuned()),
         **{key: getattr(question, key) for key in ("seeds", "baseline", "metric", "equivalence_margin", "looks")},
         "unit": results.metric.unit,
         "metric_name": results.metric.words,

@@ -106,7 +106,7 @@ def _costs(*pair: ArmRecord) -> str:
 
 
 def _lost(contrast: Contrast) -> list[str]:
-    """Return how many runs diverged, and at which seeds one failed."""
+    """Return how many values of a ladder did not train, and at which seeds a run diverged or failed."""
     told = []
     for arm, n in contrast.dropped.items():
         if contrast.tried[arm] == 1:
@@ -115,17 +115,16 @@ def _lost(contrast: Contrast) -> list[str]:
         tried = how_many([contrast.tried[arm]])
         which = f"all {tried}" if n == contrast.tried[arm] else f"{n} of the {tried}"
         told.append(f"{which} values of {arm} diverged or failed or were far off")
-    told += [
-        f"{arm} diverged at {len(seeds)} of {contrast.n_planned} seeds" for arm, seeds in contrast.diverged.items()
-    ]
-    return told + [f"{arm} failed at seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.failed.items()]
+    for what, lost in (("diverged", contrast.diverged), ("failed", contrast.failed)):
+        told += [f"{arm} {what} at seed {', '.join(map(str, seeds))}" for arm, seeds in lost.items()]
+    return told
 
 
 def _gains(contrast: Contrast, question: Question) -> list[str]:
-    """Return what arms may still gain where the best value is an end of the ladder."""
+    """Return what arms may still gain where the best value is the outermost that trains."""
     digits, unit = decimals(question.equivalence_margin or 0.01), METRICS[question.metric].unit
     return [
-        f"{arm} may still gain {fixed(gain, digits)} {unit} beyond its ladder, which the interval counts"
+        f"{arm} may still gain {fixed(gain, digits)} {unit} beyond its best value, which the interval counts"
         for arm, gain in contrast.gains.items()
     ]
 
@@ -138,8 +137,8 @@ def _missing(contrast: Contrast) -> list[str]:
         return []
     if contrast.undecided_by:
         return [UNDECIDED_BY[contrast.undecided_by]]
-    if contrast.gains:
-        return [f"the ladder of {' and '.join(contrast.gains)} must reach further"]
+    if contrast.gains:  # more seeds would not narrow what they add to the interval
+        return []
     told, margin = [], contrast.equivalence_margin
     if (contrast.p or 1) <= contrast.alpha:
         told.append("the interval excludes zero, but not after correction for the number of comparisons")

@@ -71,6 +71,8 @@ def run_warnings(results: Results) -> Iterator[Weakness]:
     if n < FEW_SEEDS:
         needed = f" A verdict needs {MIN_SEEDS}." if n < MIN_SEEDS else ""
         words = f"There are only {n} seeds." if n > 1 else "There is only one seed."
+        if n < results.n_seeds:
+            words = f"Only {n} of {results.n_seeds} seeds have a pair."
         yield Weakness(words, f"The standard deviation of so few differences is a rough estimate.{needed}")
 
 
@@ -120,7 +122,7 @@ def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
 def _of_ladders(results: Results) -> Iterator[Weakness]:
     ends = {arm: ladder.end for arm, ladder in results.ladders.items() if ladder.end}
     yield from _about(
-        "The best value is an end of the ladder",
+        "The best value is the outermost that trains",
         ((arm, f"{arm} ({end} end)") for arm, end in ends.items()),
         "The interval counts the slope there over one factor of two. That is an extrapolation, not a bound.",
     )

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ def as_svg(draw: Callable[..., Figure | None], *content: Any) -> str | None:
     The element can stand in one page with others: it has no prolog, and its ids begin with the name of the function.
     """
     buffer = io.StringIO()
-    with matplotlib.rc_context(fname=STYLE):
+    with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a reader of the page has the fonts of all scripts
         if (figure := draw(*content)) is None:
             return None
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
