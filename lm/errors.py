@@ -138,8 +138,10 @@ def check_kind(prefix: str, config: Any, kind_key: str, settings: Mapping[str, C
     for key in dict.fromkeys(chain(*settings.values())):
         value, is_own = getattr(config, key), key in settings[kind]
         if (value is None) == is_own:
-            what = f"{key}: is missing; give it" if is_own else f"{key}={value}: expected null"
-            raise UserError(f"{prefix}{what} with {prefix}{kind_key}={kind}; see configs/{prefix.rstrip('.')}/")
+            chosen = f"with {prefix}{kind_key}={kind}"
+            unused = f"{prefix}{key}={value}: has no use {chosen}; expected null"
+            missing = f"{prefix}{key}: is missing; give it {chosen}; see configs/{prefix.rstrip('.')}/"
+            raise UserError(missing if is_own else unused)
 
 
 def check_unused(prefix: str, config: Any, chosen: str, *keys: str) -> None:

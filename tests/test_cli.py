@@ -124,6 +124,8 @@ MISTAKES = """
     generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'
     evaluate mine.txt -> mine.txt: no such file
+    evaluate my.txt data.val_path=my.txt -> data.val_path: no such key; did you mean data=text data.path=my.txt?
+    evaluate batch_size=4 -> batch_size: no such key; --help shows the settings
     evaluate texts=[my.txt] data.max_bytes=9 -> data.max_bytes=9: is for one text
     evaluate texts=[my.txt] my.txt -> is for one text
     evaluate run_dir=x data.path=y -> data.path=y
@@ -156,7 +158,7 @@ MISTAKES = """
     ablate head=tied,untied seeds=[1,2 -> seeds=[1,2
     ablate head=tied,untied overrides=[optim.lr=0.5] -> expected each setting of all arms by itself
     ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
-    ablate confirm=nowhere -> confirm=nowhere
+    ablate confirm=nowhere -> confirm=nowhere: no such folder
     look run_dir=absent -> error: run_dir=absent
     look run_dir=[absent, -> error: run_dir
     look folder=absent -> error: folder=absent
@@ -166,6 +168,7 @@ MISTAKES = """
     runs csv=my.txt -> error: csv=my.txt: expected a new file
     runs where=seed -> error: where=seed: expected a condition
     runs where=seed=0 -> error: where=seed=0: expected a condition
+    runs where=head.name=="tied" -> with _ for each dot of a name
     runs where=val_loss<low -> where=val_loss<low: UndefinedVariableError: name 'low' is not defined
     runs where=val_loss< -> where=val_loss<: SyntaxError
     runs books -> error: folder=books: holds no runs

@@ -208,6 +208,8 @@ def test_a_class_of_a_loaded_run_is_imported_by_consent_alone(home, tmp_path):
     with pytest.raises(UserError, match=r"add model\.linear=mine\.Part"):
         at_home(home, f"init_from={tmp_path / 'r'}")
     assert at_home(home, f"init_from={tmp_path / 'r'}", "model.linear=mine.Part").model.linear == "mine.Part"
+    with pytest.raises(UserError, match=r"has mine\.Part; type model\.linear=mine\.Part$"):
+        at_home(home, f"init_from={tmp_path / 'r'}", "model.linear=linear")
 
 
 def test_the_first_loss_is_the_loaded_models(home, tmp_path):

@@ -187,8 +187,12 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         differing["init_sha256"] = base.sha256
     if differing:
         lines = [f"{key}={OmegaConf.select(config, key)}: init_from={path} has {differing[key]}" for key in differing]
-        causes = dict.fromkeys(_typed_cause(key, keys) for key in differing)
-        raise UserError(f"{'; '.join(lines)}; leave out {' and '.join(f'{cause}=' for cause in causes)}")
+        classes = foreign_classes(base.settings.model)  # which only a typed setting lets the program import
+        cures = dict.fromkeys(
+            f"type {key}={classes[key]}" if key in classes else f"leave out {_typed_cause(key, keys)}="
+            for key in differing
+        )
+        raise UserError(f"{'; '.join(lines)}; {' and '.join(cures)}")
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config

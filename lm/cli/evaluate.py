@@ -14,27 +14,27 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from lm.cli.arguments import (
+    classify,
     for_hydra,
     is_folder,
     is_text,
     key_of,
     kinds_of,
     parse,
-    split_words,
     text_settings,
     unknown_word,
     with_folders,
 )
 from lm.cli.compose import compose
 from lm.cli.main import report_error
-from lm.config import SOURCE_SETTINGS, DataConfig, RunConfig, fields_of
+from lm.config import SOURCE_SETTINGS, DataConfig, RunConfig
 from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, check_settings, error_prefix, expand_paths, require, without_secrets
 from lm.folder import load_model, model_folder, read_settings, runs_of
@@ -43,7 +43,7 @@ from lm.system.terminal import format_table
 
 # Settings of data that say which text is read. All other settings of data are for training.
 TEXT_SETTINGS = {"source", "path", "cache_dir", *SOURCE_SETTINGS} - {"val_path", "val_split"}
-HIDDEN = {f"data.{item.name}" for item in fields(DataConfig) if item.name not in TEXT_SETTINGS}  # from --help
+HIDDEN = {f"data.{item.name}" for item in fields(DataConfig) if item.name not in TEXT_SETTINGS}  # no keys of evaluate
 Rows = list[tuple[str, ...]]
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "texts")
-        if self.data is not None:
-            for key, value in asdict(self.data).items():
-                if key not in TEXT_SETTINGS and value != fields_of(DataConfig)[key].default:
-                    raise UserError(f"data.{key}={value}: is for training")
-            require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
+        require(self.data is None or self.texts is None, f"texts={self.texts}", "data or texts, not both")
         check_settings("", self, "threads", "seq_len")
 
 
@@ -81,7 +77,8 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
 
     Raises UserError.
     """
-    words, settings = split_words(args, EvaluateConfig)
+    kinds = {key: kind for key, kind in kinds_of(EvaluateConfig).items() if key not in HIDDEN}
+    _, settings, words = classify(args, kinds, {})
     folders = [word for word in words if is_folder(word)]
     is_named = any(key_of(word) == "run_dir" for word in settings)
     marks = ("config.yaml", "config.json", "model")

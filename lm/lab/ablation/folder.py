@@ -150,7 +150,8 @@ def read_record(folder: Path, key: str = "output_dir") -> AblationRecord:
         with reading(folder / FILE):
             return build(AblationRecord, read_json(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{key}={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+        what = f"holds no {FILE}" if folder.exists() else "no such folder"
+        raise UserError(f"{key}={folder}: {what}; expected what ablate.py wrote") from None
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

@@ -48,14 +48,14 @@ def run(args: list[str]) -> None:
             require(is_ours, f"csv={table}", "a new file, or an earlier list of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
-    if config.csv == "-":
-        print(printable(listing_csv(runs)), end="")
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(listing(runs, len(every), width))
-    if table is not None and config.csv != "-":
+    if table is not None and config.csv != "-":  # files first: who reads the list may close it after some lines
         table.write_bytes(listing_csv(runs).encode())  # no temporary file in a folder of others
     if plot is not None:
         from lm.lab.runs.curves import plot_runs
 
         print(plot_runs(runs, plot), file=sys.stderr)
+    if config.csv == "-":
+        print(printable(listing_csv(runs)), end="")
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(listing(runs, len(every), width))

@@ -39,12 +39,14 @@ def where(runs: Sequence[FoundRun], query: str | None) -> list[FoundRun]:
     scores = [name.replace(".", "_") for name in RESULTS]
     frame[scores] = frame[scores].astype(float)  # unfinished runs have none
     frame = frame.convert_dtypes()  # a broken run has no settings: they are missing, and meet no condition
+    expected = "a condition, as in 'val_loss < 2' or 'optim_lr == 0.01', with _ for each dot of a name"
     try:
         meets = frame.eval(query, engine="python")
     except Exception as error:  # pandas raises what Python's parser and operators raise, among others
-        raise UserError(f"where={query}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"where={query}: {said}; expected {expected}") from error
     is_condition = isinstance(meets, pd.Series) and pd.api.types.is_bool_dtype(meets) and len(meets) == len(runs)
-    require(is_condition, f"where={query}", "a condition, as in 'val_loss < 2' or 'seed == 0'")
+    require(is_condition, f"where={query}", expected)
     return [run for run, is_met in zip(runs, meets.fillna(value=False), strict=True) if is_met]
 
 
