@@ -227,11 +227,12 @@ def load_model(run_dir: str | Path, classes: Sequence[str] = ()) -> "tuple[Trans
     from safetensors import SafetensorError
 
     from lm.data.tokenizer import load_tokenizer
-    from lm.model.user_class import check_classes
 
     folder = model_folder(run_dir)
     settings = read_settings(folder)
-    check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes)
+    if foreign_classes(settings.model):
+        check_classes = from_lab("lm.lab.user_class.check_classes")
+        check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes)
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")

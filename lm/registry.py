@@ -23,3 +23,8 @@ def from_lab(dotted: str, default: Any = None) -> Any:
         if default is not None:
             return default
         raise UserError(f"{dotted}: is a part of the lab, which is not installed") from error
+
+
+def construct(key: str, path: str, *args: Any, **options: Any) -> Any:
+    """Return an object of the user's class at the dotted path `path`, which the setting `key` names."""
+    return from_lab("lm.lab.user_class.construct")(key, path, *args, **options)

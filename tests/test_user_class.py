@@ -15,16 +15,14 @@ from torch import nn
 
 from lm.config import DataConfig, OptimConfig, RunConfig, foreign_classes
 from lm.data.tokenizer import byte_tokenizer
-from lm.decoding import computes_tokens_alone, decode
+from lm.decoding import decode
 from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
+from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.model import Transformer
-from lm.model.size import flops_per_token
-from lm.model.user_class import import_class
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
-from lm.training.resolve import try_classes
 from tests.helpers.models import build, equal, random_tokens
 
 PARTS = """
@@ -262,7 +260,7 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
     with pytest.raises(UserError, match=r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
         build(ffn="torch.nn.Linear")
     with pytest.raises(UserError, match=r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
-        flops_per_token(build(linear="torch.nn.Bilinear"))
+        try_classes(RunConfig(model=tiny(linear="torch.nn.Bilinear"), data=DataConfig(seq_len=SEQ)), VOCAB)
 
 
 @pytest.mark.parametrize(

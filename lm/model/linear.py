@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import LINEARS, ModelConfig
-from lm.model.user_class import construct
-from lm.registry import from_lab
+from lm.registry import construct, from_lab
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

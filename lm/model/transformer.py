@@ -20,7 +20,7 @@ from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
 from lm.model.kernels import rms_norm  # equals F.rms_norm, faster on a CPU
 from lm.model.linear import is_adapter, projection
-from lm.model.user_class import construct  # an object of a class of the user
+from lm.registry import construct  # an object of a class of the user
 
 # --- norms
 

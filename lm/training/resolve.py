@@ -4,18 +4,16 @@ import math
 import os
 import time
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from lm.config import RunConfig, change, foreign_classes
+from lm.config import RunConfig, change
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
-from lm.model.user_class import blaming_classes, named_classes
 from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import LossOf, resolve_loss
 from lm.training.optim import build_optimizer
@@ -80,47 +78,6 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
-
-
-def try_classes(run: RunConfig, vocab_size: int) -> None:
-    """Try the classes of the user on the CPU, in a model whose weights are moved away from their initial values.
-
-    Raises UserError if the logits depend on later tokens, which no loss would tell, if a model that is saved and loaded
-    computes other logits, or if activation checkpointing would change buffers twice.
-    """
-    if not foreign_classes(run.model):
-        return
-    named = named_classes(run.model)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), blaming_classes(run.model):
-        net = build_model(run, vocab_size)
-        torch.manual_seed(0)  # the same answer for each run
-        for parameter in net.parameters():  # a gate that begins at zero would hide what a class does
-            parameter.add_(torch.randn_like(parameter).sign() * (0.05 + 0.1 * torch.rand_like(parameter)))
-        tokens = torch.arange(run.data.seq_len)[None] % vocab_size  # (1, T)
-        before = [buffer.clone() for buffer in net.buffers()]
-        net(tokens)  # in training mode, in which a class may change its buffers
-        changes = not all(map(torch.equal, before, net.buffers()))
-        if changes and run.activation_checkpointing:
-            reason = f"{named} changes a buffer in training, and would do so twice in a repeated forward pass"
-            raise UserError(f"activation_checkpointing=true: {reason}; choose false")
-
-        def logits_of(net: Transformer) -> Tensor:  # (1, T, V)
-            torch.manual_seed(0)  # for a class that draws numbers
-            logits: Tensor = net.eval()(tokens)
-            return logits
-
-        logits = logits_of(net)
-        scale = float(logits.nan_to_num().abs().max())
-        is_close = partial(torch.allclose, rtol=0.0, atol=1e-5 * scale, equal_nan=True)
-
-        tokens[:, -1] = (tokens[:, -1] + 1) % vocab_size
-        if not is_close(logits_of(net)[:, :-1], logits[:, :-1]):
-            raise UserError(f"{named}: the logits depend on later tokens, which the model is to predict")
-        loaded = build_model(replace(run, seed=run.seed + 1), vocab_size)
-        loaded.load_state_dict(net.state_dict())
-        if not is_close(logits_of(loaded), logits_of(net)):
-            advice = "a buffer that is random, or that training changes, needs persistent=True"
-            raise UserError(f"{named}: a model that is saved and loaded has other logits; {advice}")
 
 
 def seconds_per_step(run: RunConfig, data: TextData) -> float:

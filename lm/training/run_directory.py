@@ -36,6 +36,7 @@ from lm.data.paths import as_started, is_url, literal_part
 from lm.data.sources import COMMIT, local_files_of, local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import TOKENIZER, read_result
+from lm.registry import from_lab
 from lm.system.code import code_identity
 from lm.system.files import LOCK, PARTIAL, is_run, json_sha256, read_csv, read_yaml, remove_partial, write_text
 
@@ -305,9 +306,8 @@ def code_of_run(run: RunConfig) -> dict[str, str]:
     """Return the version of lm, the hash of the code that computes, and the hash of the code of the user's classes."""
     if not (classes := foreign_classes(run.model)):
         return code_identity()
-    from lm.model.user_class import sources_of  # imports torch
-
-    return code_identity() | {"classes": json_sha256(sources_of(classes))}
+    sources = from_lab("lm.lab.user_class.sources_of")(classes)  # imports torch
+    return code_identity() | {"classes": json_sha256(sources)}
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from lm.config import (
     check_init,
     config_hash,
     differing_keys,
+    foreign_classes,
     requested_settings,
 )
 from lm.data.batches import TrainingStream
@@ -55,7 +56,7 @@ from lm.training.log import (
 from lm.training.loss import LossOf
 from lm.training.optim import build_optimizer, lr_factor
 from lm.training.processes import Interrupted, Signals, build_fabric
-from lm.training.resolve import build_model, resolve, try_classes, with_steps
+from lm.training.resolve import build_model, resolve, with_steps
 from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, code_of_run, default_directory
 from lm.training.state import State, checkpoints, newest_checkpoint
@@ -224,7 +225,8 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     torch.set_num_threads(run.threads or 1)
 
     checkpoint = newest_checkpoint(directory.checkpoints, identity["config_hash"]) if resumes else None
-    try_classes(run, vocab_size)
+    if foreign_classes(run.model):
+        from_lab("lm.lab.user_class.try_classes")(run, vocab_size)
     net = build_model(run, vocab_size, data.tokenizer.eot)
     init_record = saved.get("init_record") if checkpoint else None
     if run.init_from and not checkpoint:

@@ -17,13 +17,13 @@ from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER, read_base
 from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.question import EQUAL_COST, SEED, Question
+from lm.lab.user_class import sources_of, try_classes
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
-from lm.model.user_class import sources_of
 from lm.system.code import code_identity
 from lm.system.files import sha256
 from lm.training.init_from import copy_weights, has_read_validation_text
-from lm.training.resolve import build_model, resolve, seconds_per_step, try_classes, with_steps
+from lm.training.resolve import build_model, resolve, seconds_per_step, with_steps
 from lm.training.result import cost_of
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
@@ -131,7 +131,8 @@ def _build_arm(
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting takes seconds
         size, flops, seconds = earlier.n_params, earlier.flops_per_token, earlier.seconds_per_step
     else:
-        try_classes(run, vocab_size)
+        if foreign_classes(run.model):
+            try_classes(run, vocab_size)
         cost = cost_of(meta_model(run, vocab_size), run)
         size, flops, seconds = cost["n_params"], cost["flops_per_token"], 0.0
     tuned = question.tuned_setting

@@ -1,4 +1,9 @@
-"""Classes of the user, each named by its dotted path in a setting of the model."""
+"""Classes of the user, each named by its dotted path in a setting of the model.
+
+`construct` makes an object of a class. `check_classes` asks for consent before a model folder imports a class.
+`try_classes` tries a class before training, `computes_tokens_alone` before decoding. `sources_of` is for a hash of the
+code.
+"""
 
 import ast
 import importlib
@@ -7,16 +12,23 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from lm.config import ModelConfig, foreign_classes
+from lm.config import ModelConfig, RunConfig, foreign_classes
+from lm.decoding import prefill
 from lm.errors import UserError
+from lm.model.cache import KVCache
+from lm.model.transformer import Transformer
 from lm.system.code import code_of
+from lm.training.resolve import build_model
 
 
 def import_class(key: str, path: str) -> type[nn.Module]:
@@ -74,6 +86,66 @@ def check_classes(config: ModelConfig, classes: Sequence[str]) -> None:
     if not {*paths} <= {*classes}:
         advice = f"'classes=[{','.join(dict.fromkeys(paths))}]' imports it, if you trust it"
         raise UserError(f"{named_classes(config)}: is code of the model's author; {advice}")
+
+
+# --- what is tried before training and before decoding
+
+
+def try_classes(run: RunConfig, vocab_size: int) -> None:
+    """Try the classes of the user on the CPU, in a model whose weights are moved away from their initial values.
+
+    Raises UserError if the logits depend on later tokens, which no loss would tell, if a model that is saved and loaded
+    computes other logits, or if activation checkpointing would change buffers twice.
+    """
+    named = named_classes(run.model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), blaming_classes(run.model):
+        net = build_model(run, vocab_size)
+        torch.manual_seed(0)  # the same answer for each run
+        for parameter in net.parameters():  # a gate that begins at zero would hide what a class does
+            parameter.add_(torch.randn_like(parameter).sign() * (0.05 + 0.1 * torch.rand_like(parameter)))
+        tokens = torch.arange(run.data.seq_len)[None] % vocab_size  # (1, T)
+        before = [buffer.clone() for buffer in net.buffers()]
+        with torch.enable_grad():
+            net(tokens).sum().backward()  # in training mode, in which a class may change its buffers
+        changes = not all(map(torch.equal, before, net.buffers()))
+        if changes and run.activation_checkpointing:
+            reason = f"{named} changes a buffer in training, and would do so twice in a repeated forward pass"
+            raise UserError(f"activation_checkpointing=true: {reason}; choose false")
+
+        def logits_of(net: Transformer) -> Tensor:  # (1, T, V)
+            torch.manual_seed(0)  # for a class that draws numbers
+            logits: Tensor = net.eval()(tokens)
+            return logits
+
+        logits = logits_of(net)
+        scale = float(logits.nan_to_num().abs().max())
+        is_close = partial(torch.allclose, rtol=0.0, atol=1e-5 * scale, equal_nan=True)
+
+        tokens[:, -1] = (tokens[:, -1] + 1) % vocab_size
+        if not is_close(logits_of(net)[:, :-1], logits[:, :-1]):
+            raise UserError(f"{named}: the logits depend on later tokens, which the model is to predict")
+        loaded = build_model(replace(run, seed=run.seed + 1), vocab_size)
+        loaded.load_state_dict(net.state_dict())
+        if not is_close(logits_of(loaded), logits_of(net)):
+            advice = "a buffer that is random, or that training changes, needs persistent=True"
+            raise UserError(f"{named}: a model that is saved and loaded has other logits; {advice}")
+
+
+@torch.inference_mode()
+def computes_tokens_alone(net: Transformer) -> bool:
+    """Return whether the last token of a context has the same logits with a cache of the tokens before.
+
+    A class of the user may look at earlier tokens, such as a convolution, which a cache of keys and values lacks.
+    """
+    if net.seq_len == 1:
+        return True
+    text = [i % net.vocab_size for i in range(net.seq_len)]
+    whole = prefill(net, [text], KVCache(len(text)))  # (1, 1, V)
+    cache = KVCache(len(text))
+    prefill(net, [text[:-1]], cache)
+    last = torch.tensor([[text[-1]], [len(text) - 1]], device=whole.device)  # the token and its position
+    logits = net(last[:1], last[1:], cache)  # (1, 1, V)
+    return torch.allclose(logits, whole, rtol=0.0, atol=1e-4 * float(whole.abs().max()))
 
 
 # --- the code of the user's classes, with what it imports from the user's own files
