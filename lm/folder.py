@@ -7,13 +7,11 @@ Hugging Face transformers is named, the lab converts the folder into a model in 
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.config import HeadConfig, ModelConfig, TokenizerConfig, build, foreign_classes
+from lm.config import HeadConfig, ModelConfig, build, foreign_classes
 from lm.data.paths import listed
 from lm.errors import UserError, check_settings, first_line, reading
 from lm.registry import from_lab
@@ -27,12 +25,9 @@ if TYPE_CHECKING:
     from lm.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
-_warn_once = cache(log.warning)
 RUN_MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run, or was one
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers with weights in several files
-# Settings that the weights of a model do not depend on.
-WEIGHTLESS = ("dropout", "lora_rank", "lora_alpha", "lora_targets")
 
 
 # --- runs
@@ -261,66 +256,3 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
         )
     net.load_state_dict(read_weights(path, net.state_dict()), assign=True)
     return net
-
-
-# --- a model that a run starts from
-
-
-@dataclass(slots=True, kw_only=True)
-class Base:
-    """A finished model that a run starts from, with the known facts of its training."""
-
-    folder: Path  # of the model
-    settings: ModelSettings
-    sha256: str  # of the weights, compared when the weights are read
-    tokenizer: TokenizerConfig  # names the tokenizer.json
-    made_by: dict[str, Any]  # settings of the group `tokenizer` that would make such a tokenizer
-    steps: int | None  # of training, with the runs that the model started from; None: unknown
-    tokens: int | None
-
-    def accepts(self, key: str, value: Any) -> bool:
-        """Return whether a run can start from this model, if the setting model.KEY of the run is `value`."""
-        own = getattr(self.settings.model, key)
-        is_adapted = (key, value, own) == ("linear", "lora", "linear")
-        return key in WEIGHTLESS or value == own or is_adapted
-
-
-def read_base(init_from: str) -> Base:
-    """Return the model that `init_from` names. Raises UserError with what is missing or damaged."""
-    folder = model_folder(init_from, "init_from")
-    settings, path = read_settings(folder), folder / TOKENIZER
-    if sha256(path) != settings.sha256[TOKENIZER]:
-        raise UserError(f"{path}: damaged, its bytes do not match config.json")
-    steps, tokens = _training_of(folder)
-    if folder.name == "model" and is_run(folder.parent) and not (folder.parent / "result.json").exists():
-        _warn_once("init_from=%s: is unfinished; this is its model when it was stopped", init_from)
-    return Base(
-        folder=folder,
-        settings=settings,
-        sha256=settings.sha256[WEIGHTS],
-        tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path)),
-        made_by=_kind_of(path, settings.vocab_size),
-        steps=steps,
-        tokens=tokens,
-    )
-
-
-def _kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
-    """Return the settings that make such a tokenizer in this project, or {} for a tokenizer of another project."""
-    with suppress(UserError), reading(path):  # load_tokenizer says what is wrong with the file
-        model = read_json(path)["model"]
-        if model["type"] == "BPE" and model.get("merges"):
-            return {"kind": "bpe", "vocab_size": vocab_size}
-        if kind := {"WordLevel": "char", "BPE": "byte"}.get(model["type"]):
-            return {"kind": kind, "vocab_size": None}
-    return {}
-
-
-def _training_of(folder: Path) -> tuple[int | None, int | None]:
-    """Return the steps and tokens of the training of a model and of the models that it started from."""
-    if folder.name != "model" or (result := read_result(folder.parent / "result.json")) is None:
-        return None, None
-    before = result["init_from"] or {"steps": 0, "tokens": 0}
-    if before["steps"] is None:  # the run began with a model whose training is unknown
-        return None, None
-    return result["steps"] + before["steps"], result["tokens"] + before["tokens"]

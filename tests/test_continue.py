@@ -19,7 +19,8 @@ from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
 from lm.errors import UserError
-from lm.folder import read_base, save_model
+from lm.folder import save_model
+from lm.lab.init_from.base import read_base
 from lm.model.init import named_seed
 from lm.training.train import train
 from tests.helpers.runs import MODEL, RUN, at_home, composed, files, outcome, result, rows, stop

@@ -12,8 +12,8 @@ from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
 
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.errors import UserError
+from lm.lab.init_from.weights import copy_weights
 from lm.model import Transformer
-from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, noisy, random_tokens
 

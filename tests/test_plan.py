@@ -10,13 +10,13 @@ from conftest import ROOT
 
 from lm.config import DataConfig, RunConfig
 from lm.errors import UserError
-from lm.folder import read_base
 from lm.lab.ablation.ablate import plan_json
 from lm.lab.ablation.arms import SIZE_TOLERANCE, code_hash
 from lm.lab.ablation.ask import with_folds
 from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.plan import seconds_to_go
 from lm.lab.ablation.warnings import plan_warnings
+from lm.lab.init_from.base import read_base
 from lm.system.code import code_identity
 from lm.training.train import train
 from tests.helpers.ablation_folder import question

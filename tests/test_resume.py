@@ -24,7 +24,8 @@ import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig
 from lm.errors import UserError, reading
-from lm.folder import load_model, read_base
+from lm.folder import load_model
+from lm.lab.init_from.base import read_base
 from lm.system.files import atomic_file, is_run, read_json, read_yaml
 from lm.training.run_directory import RunLocked
 from lm.training.state import newest_checkpoint

@@ -19,9 +19,9 @@ from lm.decoding import decode
 from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.huggingface import export
+from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.model import Transformer
-from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, random_tokens
 

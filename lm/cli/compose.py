@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
 from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, foreign_classes, literal
 from lm.errors import UserError, error_prefix, require
-from lm.folder import read_base
+from lm.registry import from_lab
 from lm.system.files import is_run
 
 LOADED = "loaded"  # choice of a group whose content was read from a file: the model of init_from, or a question
@@ -96,7 +95,8 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> A
         if schema is RunConfig:
             if (run := _saved_run(config, overrides)) is not None:
                 return run
-            config = _with_init_from(config, overrides)
+            if config.get("init_from") is not None:
+                config = from_lab("lm.lab.init_from.base.with_init_from")(config, overrides)
         result = build(schema, config)
     if isinstance(result, RunConfig):
         _check_head_name(result)
@@ -112,7 +112,7 @@ def _check_head_name(run: RunConfig) -> None:
         require(kind == run.head.kind, setting, f"another name with head.kind={run.head.kind}")
 
 
-# --- runs that continue a run, or start from one
+# --- runs that continue a run
 
 
 def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
@@ -144,7 +144,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         OmegaConf.update(content, key, None)
     recorded = content.init_from
     with error_prefix(f"run_dir={run_dir}"):
-        _check_consent(content.model, keys)
+        check_consent(content.model, keys)
     for key in keys:
         if key == "data":
             content.data.source = config.data.source
@@ -153,57 +153,13 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
             typed = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(content, key, literal(typed))
     if content.init_from != recorded:  # the recorded one may be gone
+        read_base = from_lab("lm.lab.init_from.base.read_base")
         content.init_sha256 = content.init_from and read_base(content.init_from).sha256
     content.run_dir = literal(run_dir)
     return build(RunConfig, content)
 
 
-def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return the configuration with the model, head and tokenizer of init_from, unless they are typed.
-
-    The head may be another head. Raises UserError if a setting of the model or the tokenizer
-    contradicts the loaded model.
-    """
-    import hydra
-    from hydra.core.config_store import ConfigStore
-
-    if (path := config.get("init_from")) is None:
-        return config
-    base = read_base(path)
-    model, tokenizer = asdict(base.settings.model), asdict(base.tokenizer)
-    loaded = {"model": model, "head": asdict(base.settings.head), "tokenizer": tokenizer}
-    for group, values in loaded.items():
-        ConfigStore.instance().store(LOADED, literal(values), group)
-    keys = [key_of(override) for override in overrides]
-    chosen = [f"{group}={LOADED}" for group in loaded if group not in keys]
-    config = hydra.compose("train", [*chosen, *overrides])  # again, from the loaded groups on
-    with error_prefix(f"init_from={path}"):
-        _check_consent(base.settings.model, keys)
-    differing = {f"model.{key}": value for key, value in model.items() if not base.accepts(key, config.model[key])}
-    for key, value in tokenizer.items():
-        if config.tokenizer[key] not in (value, base.made_by.get(key)):
-            differing[f"tokenizer.{key}"] = base.made_by.get(key, value)
-    if config.init_sha256 not in (None, base.sha256):
-        differing["init_sha256"] = base.sha256
-    if differing:
-        lines = [f"{key}={OmegaConf.select(config, key)}: init_from={path} has {differing[key]}" for key in differing]
-        classes = foreign_classes(base.settings.model)  # which only a typed setting lets the program import
-        cures = dict.fromkeys(
-            f"type {key}={classes[key]}" if key in classes else f"leave out {_typed_cause(key, keys)}="
-            for key in differing
-        )
-        raise UserError(f"{'; '.join(lines)}; {' and '.join(cures)}")
-    config.tokenizer.update(tokenizer)
-    config.init_sha256 = base.sha256
-    return config
-
-
-def _typed_cause(key: str, typed: Sequence[str]) -> str:
-    """Return which of the typed keys has set a setting: the key itself, its group, or an experiment."""
-    return next((cause for cause in (key, key.partition(".")[0], "experiment") if cause in typed), key)
-
-
-def _check_consent(model: ModelConfig, keys: Sequence[str]) -> None:
+def check_consent(model: ModelConfig, keys: Sequence[str]) -> None:
     """Raise UserError if a loaded model names a class of the user that is not among the typed settings."""
     for key, cls in foreign_classes(model).items():
         if key not in keys:

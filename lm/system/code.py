@@ -18,6 +18,7 @@ COMPUTING = (
     "model/*.py",
     "training/*.py",
     "scoring.py",
+    "lab/init_from/weights.py",
     "lab/lora.py",
     "lab/targets.py",
     "lab/sources/*.py",

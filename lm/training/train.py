@@ -34,7 +34,7 @@ from lm.data.batches import TrainingStream
 from lm.data.sources import local_states
 from lm.data.tokens import TextData, prepare
 from lm.errors import Diverged, error_prefix
-from lm.folder import read_base, read_result, save_model
+from lm.folder import read_result, save_model
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
 from lm.registry import from_lab
@@ -42,7 +42,6 @@ from lm.scoring import Scores, validate
 from lm.system.device import default_state, fast_attention, is_mixed, seed_generators
 from lm.system.files import sync_files, write_json, write_text
 from lm.system.terminal import is_first_process
-from lm.training.init_from import load_init_weights
 from lm.training.log import (
     MetricsFile,
     Observer,
@@ -78,7 +77,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     run = build(RunConfig, asdict(run))  # checks values that Python gave, as values of a file are checked
     check_init(run)
     if run.init_from and not run.init_sha256:  # the hash of the weights decides the run
-        run = replace(run, init_sha256=read_base(run.init_from).sha256)
+        run = replace(run, init_sha256=from_lab("lm.lab.init_from.base.read_base")(run.init_from).sha256)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := directory.finished_result(run)):
         return directory.path, result
@@ -230,7 +229,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     net = build_model(run, vocab_size, data.tokenizer.eot)
     init_record = saved.get("init_record") if checkpoint else None
     if run.init_from and not checkpoint:
-        init_record = load_init_weights(net, run, data)
+        init_record = from_lab("lm.lab.init_from.weights.load_init_weights")(net, run, data)
     expected = expected_tokens(run, data)
     cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
     # `other_code` and `checkpoint.resume` hold for one command.

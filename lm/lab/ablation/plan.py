@@ -25,7 +25,6 @@ from lm.config import RunConfig, change, config_hash, foreign_classes
 from lm.data.paths import as_started
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError
-from lm.folder import read_base
 from lm.lab.ablation.arms import Arm, Arms, build_arms, needs_gpu
 from lm.lab.ablation.folder import (
     ENDED,
@@ -45,6 +44,7 @@ from lm.lab.ablation.folder import (
 from lm.lab.ablation.question import METRICS, AblateConfig, Question
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.tuning import AROUND, LADDER, PILOT_SEEDS, factor, pilot
+from lm.lab.init_from.base import read_base
 from lm.system.device import set_threads
 from lm.system.files import json_sha256
 

@@ -1,4 +1,4 @@
-"""The weights of a run that starts from a finished one (init_from)."""
+"""The weights that a run takes from a finished model."""
 
 import logging
 import math
@@ -10,7 +10,8 @@ import torch
 from lm.config import TIED_MATRICES, RunConfig, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
-from lm.folder import Base, load_model, read_base
+from lm.folder import load_model
+from lm.lab.init_from.base import Base, read_base
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
