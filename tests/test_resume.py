@@ -414,7 +414,7 @@ def test_what_was_decided_before_the_first_checkpoint_stays_and_what_was_left_go
     """A run of minutes that is killed at once keeps its number of steps; the model of another attempt does not stay."""
     run = short_run(text_file, tmp_path / "run", max_minutes=0.02)
     for seconds in (0.1, 0.2):
-        monkeypatch.setattr("lm.training.resolve.seconds_per_step", lambda run, data, seconds=seconds: seconds)
+        monkeypatch.setattr("lm.lab.measures.speed.seconds_per_step", lambda run, data, seconds=seconds: seconds)
         with monkeypatch.context() as patch:
             patch.setattr("lm.training.train.fit", Mock(side_effect=RuntimeError("a power failure")))
             with pytest.raises(RuntimeError, match="a power failure"):

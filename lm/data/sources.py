@@ -169,15 +169,6 @@ def local_states(config: DataConfig) -> dict[str, str]:
     return states
 
 
-def local_files_of(config: DataConfig) -> set[Path]:
-    """Return the files of this machine that a text has, under one name each; none where it is gone."""
-    if not config.path or config.source == "hub" or is_url(config.path):
-        return set()
-    with suppress(OSError, UserError):
-        return {file.resolve() for file in local_files(config.path).values()}
-    return set()
-
-
 def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     """Yield the documents between the separators of a text."""
     text, searched = bytearray(), 0

@@ -25,7 +25,6 @@ from lm.registry import from_lab
 from lm.scoring import Scores
 from lm.system.files import csv_text, write_text
 from lm.system.terminal import duration, is_first_process, printable
-from lm.training.resolve import TIMED_STEPS
 from lm.training.run_directory import read_rows
 from lm.training.state import State
 
@@ -41,6 +40,7 @@ COLUMNS = (
     "val/tokens",
 )
 SAMPLE_TOKENS = 48  # of the continuation that is shown at a validation
+TIMED_STEPS = 10  # that tell how long a run takes, after the first step, which is slower
 FEW_TOKENS, FEW_SCORED = 5_000, 50  # a few pages to train on; a sentence or two to score
 MANY_EPOCHS = 10  # above which a text is learned by heart
 log = logging.getLogger(__name__)

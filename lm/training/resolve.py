@@ -2,23 +2,17 @@
 
 import math
 import os
-import time
 from dataclasses import replace
-from statistics import median
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from lm.config import RunConfig, change
 from lm.data.tokens import TextData
 from lm.errors import UserError, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
-from lm.system.device import best_device, count_threads, fast_attention, has_native_bf16, is_mixed, set_threads
-from lm.training.loss import LossOf, resolve_loss
-from lm.training.optim import build_optimizer
-
-TIMED_STEPS = 10  # after the first step, a warm-up
+from lm.registry import from_lab
+from lm.system.device import best_device, count_threads, has_native_bf16
+from lm.training.loss import resolve_loss
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
@@ -55,7 +49,8 @@ def with_steps(run: RunConfig, data: TextData) -> RunConfig:
     if run.trainer.max_epochs is not None:
         steps = math.ceil(run.trainer.max_epochs * len(data.train) / run.tokens_per_step)
     elif run.max_minutes is not None:
-        steps = max(round(60 * run.max_minutes / seconds_per_step(run, data)), 1)
+        seconds_per_step = from_lab("lm.lab.measures.speed.seconds_per_step")(run, data)
+        steps = max(round(60 * run.max_minutes / seconds_per_step), 1)
     open_lengths = dict.fromkeys(("trainer.max_epochs", "max_tokens", "max_minutes"))
     return change(run, open_lengths | {"trainer.max_steps": steps})
 
@@ -78,40 +73,3 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
-
-
-def seconds_per_step(run: RunConfig, data: TextData) -> float:
-    """Return the median seconds of TIMED_STEPS optimizer steps of a resolved run on random tokens, after a warm-up.
-
-    The steps train a new model. The seconds include the share of the validations of a step: a forward pass of a
-    validation counts as a third of a step.
-    """
-    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
-    n_micro, vocab_size = run.trainer.accumulate_grad_batches, data.tokenizer.vocab_size
-    net = build_model(run, vocab_size).to(device)
-    net.head.on_train_step(0.0, net.embed.weight, {})
-    loss, optimizer = LossOf(net, run), build_optimizer(net, run.optim, run.head)
-    shape = (run.data.batch_size // n_micro, run.data.seq_len)
-    tokens = torch.randint(vocab_size, shape, device=device)  # (B, T)
-    targets = F.one_hot(tokens, net.vocab_size).float() if run.ngram_smoothing else tokens
-    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-    passes = 0.0  # forward passes of validation for each step
-    if run.validation.every:
-        n_batches = math.ceil(len(data.val) / (run.data.batch_size * run.data.seq_len))
-        passes = min(run.validation.batches or n_batches, n_batches) / run.validation.every
-    set_threads(run.threads)
-    seconds = []
-    for _ in range(1 + TIMED_STEPS):
-        started = time.perf_counter()
-        for _ in range(n_micro):
-            with fast_attention(device, mixed, run.data.seq_len):
-                with torch.autocast(device, torch.bfloat16, enabled=mixed):
-                    value = loss(tokens, targets)
-                value.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds[1:]) * (1 + passes / 3)

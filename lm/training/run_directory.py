@@ -33,7 +33,7 @@ from lm.config import (
     requested_settings,
 )
 from lm.data.paths import as_started, is_url, literal_part
-from lm.data.sources import COMMIT, local_files_of, local_states
+from lm.data.sources import COMMIT, local_states
 from lm.errors import RESUMABLE, UserError, reading, without_secrets
 from lm.folder import TOKENIZER, read_result
 from lm.registry import from_lab
@@ -187,34 +187,6 @@ class RunDirectory:
             changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
             raise UserError(f"run_dir={self.path}: {changed} changed since training; {GIVE}")
         return data
-
-    def texts_read(self) -> list[list[Any]]:
-        """Return the training text of the run and of each run before it: val_fraction, hash and digest of the source.
-
-        The hash is of the text, and of the split if val_fraction alone does not decide the split. Without a run there
-        is no text.
-        """
-        if not (saved := self.read_config()):
-            return []
-        with reading(self.config):
-            before = (saved.get("init_record") or {}).get("texts", [])
-            return [*before, [saved["data"]["val_fraction"], saved["data_hash"], saved["states"].get("data.path")]]
-
-    def has_read(self, text: DataConfig, text_hash: str, share: float = 1.0) -> bool:
-        """Return whether the run, or a run before it, was trained on a part of a text that scores a model.
-
-        `share` is the share of the text that scores. A run with a text of the same content has not read this share if
-        the hash of its split is the same, and if the run held out no less. If no text has the same content, the files
-        of the run itself are compared.
-        """
-        texts = self.texts_read()
-        if not texts or text.column != self.text().column:
-            return False
-        state = local_states(text).get("data.path", "")
-        same = [(fraction, own) for fraction, own, digest in texts if digest == state or own == text_hash]
-        if same:
-            return any(text_hash != split_hash or share > fraction for fraction, split_hash in same)
-        return bool(local_files_of(text) & local_files_of(self.text()))
 
     def has_begun(self) -> bool:
         """Return whether there are checkpoints. Raises UserError if their config.yaml is not there."""

@@ -74,7 +74,7 @@ class Lab:
 
 def plan_in_a_moment(monkeypatch):
     """A step of each arm is timed once."""
-    monkeypatch.setattr("lm.training.resolve.TIMED_STEPS", 1)
+    monkeypatch.setattr("lm.lab.measures.speed.TIMED_STEPS", 1)
 
 
 def draw_nothing(monkeypatch):

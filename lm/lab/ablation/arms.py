@@ -18,13 +18,15 @@ from lm.folder import TOKENIZER
 from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.question import EQUAL_COST, SEED, Question
 from lm.lab.init_from.base import read_base
-from lm.lab.init_from.weights import copy_weights, has_read_validation_text
+from lm.lab.init_from.weights import copy_weights
+from lm.lab.measures.leakage import has_read_validation_text
+from lm.lab.measures.speed import seconds_per_step
 from lm.lab.user_class import sources_of, try_classes
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.system.code import code_identity
 from lm.system.files import sha256
-from lm.training.resolve import build_model, resolve, seconds_per_step, with_steps
+from lm.training.resolve import build_model, resolve, with_steps
 from lm.training.result import cost_of
 
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from lm.config import TIED_MATRICES, RunConfig, foreign_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import load_model
-from lm.lab.init_from.base import Base, read_base
+from lm.lab.init_from.base import read_base
+from lm.lab.measures.leakage import has_read_validation_text, texts_read
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
 from lm.system.terminal import is_first_process
-from lm.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     if has_read_validation_text(base, run, data):
         log.warning("init_from=%s has read this validation text, so its score is too good", run.init_from)
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
-    record |= {"steps": base.steps, "tokens": base.tokens, "texts": RunDirectory(base.folder.parent).texts_read()}
+    record |= {"steps": base.steps, "tokens": base.tokens, "texts": texts_read(base.folder.parent)}
     if not is_first_process(run.trainer.world_size):
         return record
 
@@ -54,14 +54,6 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
     log.info("starts from %s, with a validation loss of %.4f", run.init_from, loss)
     return record | {"val_loss": loss}
-
-
-def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
-    """Return whether a model, or a model that it started from, was trained on text that scores this run."""
-    own, directory = run.data, RunDirectory(base.folder.parent)
-    if own.val_path is not None:
-        return directory.has_read(replace(own, path=own.val_path, val_path=None), data.val_hash or "")
-    return directory.has_read(own, data.hash, own.val_fraction)
 
 
 @torch.no_grad()

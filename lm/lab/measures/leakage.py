@@ -1,0 +1,62 @@
+"""Whether a model was trained on the text that scores the model: such a score is too good."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lm.config import DataConfig, RunConfig
+from lm.data.paths import is_url, local_files
+from lm.data.sources import local_states
+from lm.data.tokens import TextData
+from lm.errors import UserError, reading
+from lm.lab.init_from.base import Base
+from lm.training.run_directory import RunDirectory
+
+
+def texts_read(run_dir: Path) -> list[list[Any]]:
+    """Return the training text of a run and of each run before it: val_fraction, hash and digest of the source.
+
+    The hash is of the text, and of the split if val_fraction alone does not decide the split. Without a run there
+    is no text.
+    """
+    directory = RunDirectory(run_dir)
+    if not (saved := directory.read_config()):
+        return []
+    with reading(directory.config):
+        before = (saved.get("init_record") or {}).get("texts", [])
+        return [*before, [saved["data"]["val_fraction"], saved["data_hash"], saved["states"].get("data.path")]]
+
+
+def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0) -> bool:
+    """Return whether a run, or a run before it, was trained on a part of a text that scores a model.
+
+    `share` is the share of the text that scores. A run with a text of the same content has not read this share if
+    the hash of its split is the same, and if the run held out no less. If no text has the same content, the files
+    of the run itself are compared.
+    """
+    texts = texts_read(run_dir)
+    if not texts or text.column != (own_text := RunDirectory(run_dir).text()).column:
+        return False
+    state = local_states(text).get("data.path", "")
+    same = [(fraction, own) for fraction, own, digest in texts if digest == state or own == text_hash]
+    if same:
+        return any(text_hash != split_hash or share > fraction for fraction, split_hash in same)
+    return bool(_local_files(text) & _local_files(own_text))
+
+
+def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
+    """Return whether a model, or a model that it started from, was trained on text that scores this run."""
+    own, run_dir = run.data, base.folder.parent
+    if own.val_path is not None:
+        return has_read(run_dir, replace(own, path=own.val_path, val_path=None), data.val_hash or "")
+    return has_read(run_dir, own, data.hash, own.val_fraction)
+
+
+def _local_files(config: DataConfig) -> set[Path]:
+    """Return the files of this machine that a text has, under one name each; none where it is gone."""
+    if not config.path or config.source == "hub" or is_url(config.path):
+        return set()
+    with suppress(OSError, UserError):
+        return {file.resolve() for file in local_files(config.path).values()}
+    return set()
