@@ -19,7 +19,7 @@ from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import generate, load_model
 from lm.cli.main import main
-from lm.training.processes import Signals
+from lm.system.signals import Signals
 from tests.helpers.runs import PROCESSES, result, signal_at, unblock_signals, wait_for
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """

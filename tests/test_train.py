@@ -30,8 +30,7 @@ from lm.lab.runs.page import write_page
 from lm.scoring import validate
 from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED
-from lm.training.processes import build_fabric
-from lm.training.resolve import build_model, resolve
+from lm.training.resolve import build_fabric, build_model, resolve
 from lm.training.train import train
 from tests.helpers.models import equal, weights
 from tests.helpers.runs import (

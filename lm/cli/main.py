@@ -15,8 +15,6 @@ import re
 import shlex
 import signal
 import sys
-import threading
-import time
 import traceback
 from contextlib import suppress
 from importlib import import_module
@@ -25,41 +23,12 @@ from typing import Any, NoReturn
 import lm
 from lm.cli import COMMANDS, NAME, command_line, started_by
 from lm.errors import RESUMABLE, UserError, first_line, is_out_of_memory, without_secrets
-from lm.system.signals import SHUTDOWN, is_ignored, is_impatient
+from lm.system.signals import SHUTDOWN, Interrupts
 from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
 MACHINE = (*DISK_FULL, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
-IMPORT_SECONDS = 0.05  # after which a signal that arrived in an import is sent again
-
-
-class Interrupts:
-    """Raise an exception when a signal ends this process. Later signals of the same shutdown are ignored.
-
-    An exception inside of an import may be lost, or abort the process, where C++ code calls Python. So the exception is
-    raised after the import.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.arrived_at = 0.0  # by the monotonic clock
-        for signum in SHUTDOWN:
-            if not is_ignored(signum):
-                signal.signal(signum, self._raise)
-
-    def _raise(self, signum: int, frame: Any) -> None:
-        if any("importlib" in caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)):
-            again = threading.Timer(IMPORT_SECONDS, os.kill, (os.getpid(), signum))
-            again.daemon = True
-            again.start()
-            return
-        now = time.monotonic()
-        if self.signum is None:
-            self.signum, self.arrived_at = signum, now
-        elif not is_impatient(signum, now - self.arrived_at):
-            return
-        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 def main(command: str | None = None) -> NoReturn:

@@ -1,18 +1,27 @@
-"""What a run leaves to the machine and to its text: device, precision, threads, loss and steps."""
+"""What a run leaves to the machine and to its text: device, precision, threads, loss, steps and processes."""
 
+import atexit
+import logging
 import math
 import os
+import signal
+import warnings
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from lm.config import RunConfig, change
+from lm.config import RunConfig, TrainerConfig, change
 from lm.data.tokens import TextData
-from lm.errors import UserError, require
+from lm.errors import UserError, first_line, require
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.registry import from_lab
 from lm.system.device import best_device, count_threads, has_native_bf16
+from lm.system.signals import handled_signals
 from lm.training.loss import resolve_loss
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
@@ -73,3 +82,52 @@ def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transfor
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
     return net
+
+
+# --- processes
+
+
+def build_fabric(trainer: TrainerConfig) -> "Fabric":
+    """Return the device, the precision and the processes of a resolved run.
+
+    torchrun or Slurm may have started the processes. Raises UserError if they cannot be had.
+    """
+    from lightning_fabric import Fabric  # takes a second, which a plan of an ablation does without
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides tips
+    warnings.filterwarnings("ignore", module="lightning_fabric", message=".*srun.*")
+    launchers = {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "MASTER_ADDR"}
+    if trainer.num_nodes > 1 and not launchers & {*os.environ}:
+        expected = "torchrun or srun, which start the processes of all nodes (docs/clusters.md)"
+        raise UserError(f"trainer.num_nodes={trainer.num_nodes}: expected {expected}")
+    is_single = trainer.world_size == 1
+    try:
+        fabric = Fabric(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            num_nodes=trainer.num_nodes,
+            strategy="auto" if is_single else trainer.strategy,
+            precision=trainer.precision,  # type: ignore[arg-type]
+            # A run in one process has no rank, whatever number srun, torchrun or MPI gave the process.
+            plugins=[LightningEnvironment()] if is_single else None,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"trainer: {first_line(error)}") from error
+    if fabric.world_size != trainer.world_size:
+        product = f"trainer.devices * trainer.num_nodes is {trainer.world_size}"
+        raise UserError(f"trainer.devices: {product}, but {fabric.world_size} processes train")
+    if not is_single:
+        atexit.register(_leave_process_group)
+    return fabric
+
+
+def _leave_process_group() -> None:
+    """Destroy the process group at exit: a Gloo thread that is still busy would abort the process.
+
+    Lightning destroys the group for NCCL only. This call blocks until pending collectives have ended.
+    """
+    for signum in handled_signals():  # Python calls no handlers while the call blocks
+        signal.signal(signum, signal.SIG_DFL)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -41,6 +41,7 @@ from lm.registry import from_lab
 from lm.scoring import Scores, validate
 from lm.system.device import default_state, fast_attention, is_mixed, seed_generators
 from lm.system.files import sync_files, write_json, write_text
+from lm.system.signals import Interrupted, Signals
 from lm.system.terminal import is_first_process
 from lm.training.log import (
     MetricsFile,
@@ -54,8 +55,7 @@ from lm.training.log import (
 )
 from lm.training.loss import LossOf
 from lm.training.optim import build_optimizer, lr_factor
-from lm.training.processes import Interrupted, Signals, build_fabric
-from lm.training.resolve import build_model, resolve, with_steps
+from lm.training.resolve import build_fabric, build_model, resolve, with_steps
 from lm.training.result import build_result, cost_of
 from lm.training.run_directory import RunDirectory, code_of_run, default_directory
 from lm.training.state import State, checkpoints, newest_checkpoint

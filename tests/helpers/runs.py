@@ -29,7 +29,7 @@ from lm.config import (
 from lm.folder import load_model
 from lm.system.device import set_threads
 from lm.system.files import read_csv, read_json
-from lm.training.processes import Interrupted, Signals
+from lm.system.signals import Interrupted, Signals
 from lm.training.train import train
 
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes

@@ -30,7 +30,7 @@ from lm.lab.ablation.plan import RunSpec
 from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.device import cores
 from lm.system.files import json_sha256
-from lm.system.signals import SHUTDOWN
+from lm.system.signals import SHUTDOWN, Interrupted
 from lm.system.terminal import MessageHandler
 
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
@@ -327,8 +327,6 @@ def make_run(spec: RunSpec) -> None:
 
     How it failed is written to its status file. Raises SystemExit or KeyboardInterrupt after a signal.
     """
-    from lm.training.processes import Interrupted
-
     if not spec.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # submitit would ignore it
