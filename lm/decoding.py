@@ -21,8 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lm.config import foreign_classes
 from lm.data.tokenizer import Tokenizer
 from lm.errors import UserError, check_settings, check_unused, require
-from lm.model.cache import KVCache
-from lm.model.transformer import Transformer
+from lm.model.transformer import KVCache, Transformer
 from lm.registry import from_lab
 
 Prompt = TypeVar("Prompt", str, list[str])

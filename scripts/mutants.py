@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(  # With a cache, a token sees the next place too.
         "mask",
-        "lm/model/cache.py",
+        "lm/model/transformer.py",
         old="_additive_mask(keys > positions[..., None], dtype)",
         new="_additive_mask(keys > positions[..., None] + 1, dtype)",
         test="tests/test_model.py",

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from lm.config import ModelConfig, RunConfig, foreign_classes
 from lm.decoding import prefill
 from lm.errors import UserError
-from lm.model.cache import KVCache
-from lm.model.transformer import Transformer
+from lm.model.transformer import KVCache, Transformer
 from lm.system.code import code_of
 from lm.training.resolve import build_model
 

@@ -5,8 +5,7 @@ Imports torch, lm.config, lm.errors, lm.registry and lm.system: a notebook can u
 Hydra.
 """
 
-from lm.model.cache import KVCache
 from lm.model.linear import Linear
-from lm.model.transformer import Transformer
+from lm.model.transformer import KVCache, Transformer
 
 __all__ = ["KVCache", "Linear", "Transformer"]
