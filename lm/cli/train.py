@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli import command_line
-from lm.cli.arguments import MIN_BYTES, hydra_words, is_text, key_of, kinds_of
+from lm.cli.arguments import MIN_BYTES, hydra_words, is_text, kinds_of
 from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
 from lm.config import RunConfig, consent, flat
@@ -28,6 +28,7 @@ from lm.data.ngram import ngram_figure
 from lm.data.paths import kind_of
 from lm.errors import UserError, without_secrets
 from lm.folder import newest_run
+from lm.registry import from_lab
 from lm.system.terminal import close_bars, format_table, is_first_process, printable, wrapped
 from lm.training.run_directory import SAMPLE_TEMPERATURE, RunDirectory
 
@@ -35,7 +36,6 @@ SCHEMA = RunConfig
 IS_HYDRA = True
 GREEDY_LINES = 4  # lines of a greedy sample that are shown: further lines often repeat these
 PROMPT_CHARACTERS = 24  # characters of the prompt in the command to paste
-FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # results of a run in the table of a sweep
 Rows = list[tuple[str, ...]]
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ def run(args: list[str]) -> int:
 
     run_hydra("train", RunConfig, args, words, job)
     if len(finished) > 1:
+        sweep_table = from_lab("lm.lab.runs.sweep.sweep_table", default=lambda finished: [])
         print(format_table(sweep_table([*finished.values()])))
     return max(codes)
 
@@ -120,26 +121,6 @@ def score_table(result: dict[str, Any]) -> Rows:
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
     ]
-
-
-def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> Rows:
-    """Return a table of a sweep: a column for each setting that was swept, a row for all seeds of the same settings."""
-    import pandas as pd  # takes a second
-
-    typed = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
-    keys = dict.fromkeys(key for settings in typed for key in settings if key not in ("seed", "run_dir"))
-    swept = [key for key in keys if len({settings.get(key) for settings in typed}) > 1]
-    values = [tuple(without_secrets(settings.get(key, "")) for key in swept) for settings in typed]
-    runs = pd.DataFrame([{key: result[key] for key in FIGURES} for _, result in finished])
-    groups = runs.assign(values=values).drop_duplicates(["values", "seed"]).groupby("values", sort=False)
-    columns = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb", "parameters", "seconds")
-    rows: Rows = [(*swept, *columns)]
-    for group, seeds in groups:
-        loss, mean = seeds["val_loss"], seeds[[*FIGURES]].mean()
-        scores = (mean["val_loss"], loss.std(), loss.sem(), mean["val_bpb"])
-        cells = ["" if pd.isna(score) else f"{score:.4f}" for score in scores]
-        rows.append((*group, str(len(seeds)), *cells, f"{mean['n_params']:,.0f}", f"{mean['seconds']:.0f}"))
-    return rows
 
 
 def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Iterator[str]:

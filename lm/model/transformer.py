@@ -1,5 +1,6 @@
-"""A decoder-only transformer: token ids in, raw logits out. In order: norms, positions, cache,
-attention, FFN, block, model.
+"""A decoder-only transformer: token ids in, raw logits out.
+
+In order: norms, positions, cache, attention, FFN, block, model.
 
 Shapes, here and in the files beside this one: B batch size, T sequence length, S number of keys, D d_model, H number of
 heads (n_kv_heads for keys and values), K head_dim, V vocabulary size.
