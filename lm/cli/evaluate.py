@@ -139,8 +139,8 @@ def score(config: EvaluateConfig) -> int:
     if not scores:
         raise failed[0]
     print(format_table(score_table(scores, is_several)), file=sys.stderr)
-    for title, rows in detail_tables(scores, is_several):
-        print("", title, format_table(rows), sep="\n", file=sys.stderr)
+    for title, records in from_lab("lm.lab.measures.details.tables")(scores, is_several) if config.details else ():
+        print("", title, format_table(_rows(records)), sep="\n", file=sys.stderr)
     single = {key: value for key, value in scores[0].items() if key not in ("run", "text")}
     print(json.dumps(scores if is_several else single))
     return max(map(report_error, failed), default=0)
@@ -215,17 +215,6 @@ def score_table(scores: list[dict[str, Any]], is_several: bool) -> Rows:
     if is_several:
         return _rows(plain)
     return [(key, _cell(value)) for key, value in plain[0].items() if key not in ("run", "text")]
-
-
-def detail_tables(scores: list[dict[str, Any]], is_several: bool) -> list[tuple[str, Rows]]:
-    """Return titles and tables of the loss by the frequency of the target."""
-    tables = []
-    for score in scores:
-        if "by_frequency" in score:
-            place = f" ({score['run']}, {score['text']})" if is_several else ""
-            title = f"Loss by the frequency of the target in {score['frequency_in']}{place}"
-            tables.append((title, _rows(score["by_frequency"])))
-    return tables
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> Rows:

@@ -71,3 +71,13 @@ class Details(NLLByTarget):
                 row = {"band": i + 1, "vocabulary": len(occurrences), "least": least, "most": most}
                 rows.append(row | {"tokens": n, "loss": loss})
         return {"frequency_in": "the scored text" if train is None else "the training text", "by_frequency": rows}
+
+
+def tables(scores: list[dict[str, Any]], is_several: bool) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return titles and rows of tables of the loss by the frequency of the target."""
+    titled = []
+    for score in scores:
+        place = f" ({score['run']}, {score['text']})" if is_several else ""
+        title = f"Loss by the frequency of the target in {score['frequency_in']}{place}"
+        titled.append((title, score["by_frequency"]))
+    return titled
