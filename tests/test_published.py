@@ -1,19 +1,16 @@
 """Published numbers: sentences of tuned studies follow from their rows, figures of recipes are of fresh seeds."""
 
-import csv
 import re
-from itertools import groupby
-from statistics import fmean, stdev
 
 import pandas as pd
 import pytest
 from conftest import ROOT
 
-from lm.cli.arguments import CONFIGS
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
 from lm.lab.results import contrasts
+from scripts.pages.recipes import figures, texts
 from tests.helpers.runs import composed
 
 DOCS = ROOT / "docs/studies"
@@ -47,11 +44,10 @@ def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
 
 FIRST_SEED = 2000  # smaller ones have served to choose something: docs/studies/README.md
 
-with open(DOCS / "recipe_figures.csv", newline="") as file:
-    FIGURES = {  # settings and the recipe that they meant -> the losses by seed, in the order of their measurement
-        key: {int(row["seed"]): float(row["val_loss"]) for row in rows}
-        for key, rows in groupby(csv.DictReader(file), lambda row: (row["settings"], row["recipe"]))
-    }
+FIGURES = {  # settings and the recipe that they meant -> the losses by seed, in the order of their measurement
+    (settings, recipe): {int(row["seed"]): float(row["val_loss"]) for row in rows}
+    for settings, recipe, rows in figures()
+}
 LATEST = {settings: (recipe, losses) for (settings, recipe), losses in FIGURES.items()}
 RECIPES = [settings for settings in LATEST if settings.startswith("experiment=")]
 
@@ -67,13 +63,5 @@ def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(s
 
 
 def test_pages_and_configs_state_the_means_and_deviations():
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "own-text.md"))
-    page = page.replace("train.py ", "")
-    means = {settings: fmean(losses.values()) for settings, (_, losses) in LATEST.items()}
-    for settings, (_, losses) in LATEST.items():
-        (row,) = re.findall(rf"^\| `?{re.escape(settings)}`? .*", page, re.M)
-        sd, n = stdev(losses.values()), len(losses)
-        assert row.endswith(f"| {n} | {means[settings]:.4f} | {sd:.4f} | {sd / n**0.5:.4f} |")
-    for path in CONFIGS.glob("experiment/*.yaml"):
-        own = [settings for settings in RECIPES if settings.split()[0] == f"experiment={path.stem}"]
-        assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
+    for path, text in texts().items():
+        assert path.read_text() == text, "run: python -m scripts.pages.recipes"
