@@ -1,7 +1,7 @@
 """The settings of a run. The comment behind a field is the help of the setting.
 
 A field made by `unhashed` is not hashed as it stands: where the run lies, what is logged, how the text is read (the
-hashes of the text and of the tokenizer identify these two). Four such settings may decide a number, and are treated by
+hashes of the text and of the tokenizer stand for that). Some of these settings may decide a number, and are treated by
 name: `requested_settings` has max_tokens as steps, `deciding_settings` adds validations and activation checkpointing
 where they count, `differing_keys` compares threads on a CPU. All other settings decide the run: `config_hash` hashes
 them and `differing_keys` compares them.
@@ -41,6 +41,8 @@ def unhashed(default: Any = MISSING, **options: Any) -> Any:
 
 # --- the model
 
+# Names alone, because this module imports no torch. The table of the same name (of FFNS: ACTIVATIONS) has the code of
+# each name: in model/transformer.py, model/head.py, training/loss.py.
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm", "none")
 NORM_ORDERS = ("pre", "post")
@@ -94,7 +96,7 @@ class ModelConfig:
     residual_scale: float | None = None  # factor of initial o_proj, down_proj; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
-        for key, path in foreign_classes(self).items():
+        for key, path in user_classes(self).items():
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
                 choices = ", ".join(CLASSES[key])
                 raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
@@ -133,6 +135,8 @@ class ModelConfig:
     def projections(self) -> tuple[str, ...]:
         return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn in GATED)
 
+    # What the model reads in place of a setting that may be null.
+
     @property
     def rank(self) -> int:
         return self.lora_rank or 8
@@ -161,13 +165,13 @@ class ModelConfig:
         return self.n_kv_heads or self.n_heads
 
 
-def foreign_classes(config: ModelConfig) -> dict[str, str]:
+def user_classes(config: ModelConfig) -> dict[str, str]:
     """Return the settings that name a class of the user, such as model.ffn, with the path of the class."""
     named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
     return {key: path for key, path in named.items() if path not in CLASSES[key]}
 
 
-def consent(settings: Mapping[str, Any]) -> list[str]:
+def classes_word(settings: Mapping[str, Any]) -> list[str]:
     """Return the word of a command that lets a model import the classes of the user; none for a model without."""
     classes = [settings[key] for key, built_in in CLASSES.items() if settings.get(key) not in (None, *built_in)]
     return [f"classes=[{','.join(classes)}]"] if classes else []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import foreign_classes
+from lm.config import user_classes
 from lm.data.tokenizer import Tokenizer
 from lm.errors import UserError, check_settings, check_unused, require
 from lm.model.transformer import KVCache, Transformer
@@ -117,7 +117,7 @@ def decode(
     try:
         starts, ids, cache = list[int](), torch.empty(0), KVCache(0)
         can_cache = True
-        if foreign_classes(net.config):
+        if user_classes(net.config):
             can_cache = from_lab("lm.lab.user_class.computes_tokens_alone")(net)
         while True:
             now = [window_start(len(text), net.seq_len) for text in texts]
@@ -151,7 +151,7 @@ class DecodingStep:
 
     def __init__(self, net: Transformer, cache: KVCache) -> None:
         self.net, self.cache = net, cache
-        self.captures = net.embed.weight.is_cuda and not foreign_classes(net.config)
+        self.captures = net.embed.weight.is_cuda and not user_classes(net.config)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.config import HeadConfig, ModelConfig, build, foreign_classes
+from lm.config import HeadConfig, ModelConfig, build, user_classes
 from lm.data.paths import listed
 from lm.errors import UserError, check_settings, first_line, reading
 from lm.registry import from_lab
@@ -225,7 +225,7 @@ def load_model(run_dir: str | Path, classes: Sequence[str] = ()) -> "tuple[Trans
 
     folder = model_folder(run_dir)
     settings = read_settings(folder)
-    if foreign_classes(settings.model):
+    if user_classes(settings.model):
         check_classes = from_lab("lm.lab.user_class.check_classes")
         check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes)
     for name, right in settings.sha256.items():
@@ -246,7 +246,7 @@ def _read_net(path: Path, settings: ModelSettings) -> "Transformer":
     from lm.system.device import default_state
 
     # A class of the user may have tensors that no file holds.
-    with default_state(), torch.device("cpu" if foreign_classes(settings.model) else "meta"):
+    with default_state(), torch.device("cpu" if user_classes(settings.model) else "meta"):
         net = Transformer(
             settings.model,
             settings.head,

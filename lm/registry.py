@@ -1,4 +1,4 @@
-"""Names of parts of the lab, imported when they are chosen: the core runs without the lab."""
+"""Import a part of the lab by its name, when the part is chosen: the core runs without the lab."""
 
 from importlib import import_module
 from typing import Any

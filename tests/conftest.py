@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, foreign_classes
+from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, user_classes
 from lm.config import HEADS as KINDS
 from lm.training import result
 
@@ -57,7 +57,7 @@ HEADS = {
         name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
     ),
 }
-EVERY_HEAD = HEADS | {  # with any further kind that lm/config/model.py names
+EVERY_HEAD = HEADS | {  # with any further kind of HEAD_SETTINGS in lm/config.py
     kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(HEAD_SETTINGS[kind], 0.5))
     for kind in KINDS
     if kind not in HEADS
@@ -101,7 +101,7 @@ def _models_are_counted_once():
 
     def count(net):
         model = repr((net.config, net.head_config, net.vocab_size, net.seq_len))
-        if model not in counted or foreign_classes(net.config):
+        if model not in counted or user_classes(net.config):
             counted[model] = count_flops(net)
         return counted[model]
 

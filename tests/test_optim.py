@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
+from conftest import EVERY_HEAD, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,7 +44,7 @@ def measured(net, loss, data, autocast=False):
 
 
 @needs_chunks
-@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("head", EVERY_HEAD.values(), ids=EVERY_HEAD)
 def test_chunked_equals_plain_in_value_and_gradients(head):
     """In two chunks, the last one smaller, of logits that a temperature makes larger."""
     net = build(head)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conftest import ROOT, SEQ, TEXT, TIED, VOCAB, tiny
 from torch import nn
 
-from lm.config import DataConfig, OptimConfig, RunConfig, foreign_classes
+from lm.config import DataConfig, OptimConfig, RunConfig, user_classes
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import decode
 from lm.errors import UserError
@@ -231,7 +231,7 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
         optimizer.zero_grad()
     assert [name for name, value in net.named_parameters() if torch.equal(value, before[name])] == []
     save_model(net, tokenizer, tmp_path / "model")
-    [(key, path)] = foreign_classes(net.config).items()
+    [(key, path)] = user_classes(net.config).items()
     module = path.split(".")[0]
     del sys.modules[module]
     with pytest.raises(UserError, match=rf"{key}={path}: .*classes=\[{path}\]"):

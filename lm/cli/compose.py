@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
-from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, foreign_classes, literal
+from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, literal, user_classes
 from lm.errors import UserError, error_prefix, require
 from lm.registry import from_lab
 from lm.system.files import is_run
@@ -161,7 +161,7 @@ def _saved_run(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
 
 def check_consent(model: ModelConfig, keys: Sequence[str]) -> None:
     """Raise UserError if a loaded model names a class of the user that is not among the typed settings."""
-    for key, cls in foreign_classes(model).items():
+    for key, cls in user_classes(model).items():
         if key not in keys:
             raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")
 

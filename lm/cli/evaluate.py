@@ -114,7 +114,7 @@ def score(config: EvaluateConfig) -> int:
     from lm.training.run_directory import RunDirectory
 
     for name in runs if None in texts else ():
-        RunDirectory(Path(name)).text()  # raises UserError before another run is scored
+        RunDirectory(Path(name)).data_config()  # raises UserError before another run is scored
 
     set_threads(config.threads)
     is_several = config.texts is not None or config.run_dir not in (None, runs[0])

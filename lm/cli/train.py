@@ -23,7 +23,7 @@ from lm.cli import command_line
 from lm.cli.arguments import MIN_BYTES, hydra_words, is_text, kinds_of
 from lm.cli.compose import run_hydra, to_dataclass
 from lm.cli.main import configure_messages, report_error
-from lm.config import RunConfig, consent, flat
+from lm.config import RunConfig, classes_word, flat
 from lm.data.ngram import ngram_figure
 from lm.data.paths import kind_of
 from lm.errors import UserError, without_secrets
@@ -146,7 +146,7 @@ def next_commands(path: Path, result: Mapping[str, Any], config: Mapping[str, An
     is_newest = newest_run(Path("runs")) == path
     name = f"run_dir={path}" if re.match("-|.*=", str(path)) else str(path)  # a bare word must not look like a setting
     words = [] if is_newest else [name]
-    classes = consent(flat(dict(config)))
+    classes = classes_word(flat(dict(config)))
     prompts = (sample["prompt"] for sample in result["samples"])
     prompt = next((prompt for prompt in prompts if printable(prompt) == prompt), "Once upon a time")
     yield command_line("generate", *words, beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}", *classes)

@@ -46,7 +46,7 @@ class TrainingStream:
         self.epoch = -1  # none has begun
 
     def windows(self, numbers: Iterable[int]) -> np.ndarray:
-        """Return the indices into `tokens` of numbered windows, (B, T+1). The numbers count on from epoch to epoch."""
+        """Return the places in `tokens` of numbered windows, (B, T+1). The numbers count on from epoch to epoch."""
         return np.stack([self._window(*divmod(number, self.windows_per_epoch)) for number in numbers])
 
     def _window(self, epoch: int, index: int) -> np.ndarray:
@@ -83,9 +83,9 @@ class TrainingStream:
 
 
 def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = None) -> np.ndarray:
-    """Return the indices of the windows to score, in order: all windows, or at most `max_windows`, evenly spaced.
+    """Return the numbers of the windows to score, in order: all windows, or at most `max_windows`, evenly spaced.
 
-    The indices are the middles of k equal stretches of n windows, so the indices do not depend on the seed. Window i
+    The numbers are the middles of k equal stretches of n windows, so the numbers do not depend on the seed. Window i
     holds the targets from token i * seq_len + 1 on.
     """
     n = -(-(n_tokens - 1) // seq_len)

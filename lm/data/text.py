@@ -23,7 +23,7 @@ from lm.system.terminal import is_first_process
 
 CHARACTER = 4  # bytes of the longest character
 # Bytes of a document, and the hash of its name as a number in [0, 2**64), which decides its side of the split.
-RECORD = np.dtype([("size", "<u8"), ("position", "<u8")])
+RECORD = np.dtype([("size", "<u8"), ("name_hash", "<u8")])
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
 SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
@@ -116,8 +116,8 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
                 end = int(starts[starts <= most][-1])  # no character is cut
                 file.truncate(end)
             if end > begin:
-                position = hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]
-                records.extend((end - begin, int.from_bytes(position, "big")))
+                name_hash = hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]
+                records.extend((end - begin, int.from_bytes(name_hash, "big")))
             elif not is_last:
                 n_empty += 1
             if is_last:
@@ -136,7 +136,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
 def split(
     text: Text, val_fraction: float, val_max_bytes: int | None, fold: float | None = None
 ) -> tuple[Part, Part, str, float]:
-    """Return training part, validation part, the hash that identifies both, and the share that was unsuitable.
+    """Return training part, validation part, the hash that identifies both, and the share that was rejected.
 
     Hold out the end of a single document, counted in characters. Of several documents, hold out the
     documents whose names have the lowest hashes, so that a new document moves no other document. Hold
@@ -148,12 +148,12 @@ def split(
     characters, or of hashes. Raises UserError if a fold leaves a side empty.
     """
     hold_out = _characters_of_one if len(text.records) == 1 else _documents_by_hash
-    held_out, change, unsuitable = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
+    held_out, change, rejected_share = hold_out(text, val_fraction, val_max_bytes or text.size, fold)
     rest = np.stack([text.spans[:, 0], held_out[:, 0], held_out[:, 1], text.spans[:, 1]], axis=1).reshape(-1, 2)
     train, val = (Part(text, pieces[pieces[:, 0] < pieces[:, 1]]) for pieces in (rest, held_out))  # no empty pieces
     if fold is not None and not (train.n_bytes and val.n_bytes):
         raise UserError(f"data.fold={fold}: leaves no text for training or validation; choose another fold")
-    return train, val, derived(text.hash, change) if change else text.hash, unsuitable
+    return train, val, derived(text.hash, change) if change else text.hash, rejected_share
 
 
 def _characters_of_one(
@@ -185,7 +185,7 @@ def _documents_by_hash(
     """
     n_folds = round(1 / val_fraction)
     low, high = (0.0, val_fraction) if fold is None else (fold / n_folds, (fold + 1) / n_folds)
-    distances = text.records["position"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64
+    distances = text.records["name_hash"] - np.uint64(low * 2**64)  # distances from the range of hashes, modulo 2**64
     order = np.argsort(distances, kind="stable")
     ends = np.cumsum(text.records["size"][order].astype(np.int64))
     # n_usual documents have their hashes in the range; n_whole of them are held out whole, where a limit cuts.
@@ -193,10 +193,10 @@ def _documents_by_hash(
     if fold is None:  # no side is left empty
         n_whole = n_usual = min(max(n_usual, 1), len(order) - 1)
     n_bytes = min(limit, int(ends[n_usual - 1])) if n_usual else 0
-    wanted, unsuitable = val_fraction * text.size, 0.0
+    wanted, rejected_share = val_fraction * text.size, 0.0
     is_too_little = wanted >= CHARACTER and n_bytes < min(limit, wanted) / 2
     if fold is None and (is_too_little or n_bytes > 2 * wanted):
-        unsuitable, limit = n_bytes / text.size, min(limit, max(int(wanted), CHARACTER))
+        rejected_share, limit = n_bytes / text.size, min(limit, max(int(wanted), CHARACTER))
         if is_too_little:
             n_usual = int(np.searchsorted(ends, limit, "right")) + 1  # the last of these documents is cut
     held_out = np.repeat(text.spans[:, 1:], 2, axis=1)  # an empty end of each document
@@ -213,7 +213,7 @@ def _documents_by_hash(
             n_whole = max(n_whole, 1)
             change = f"{change} val_documents={n_whole}".lstrip() if n_whole < n_usual else change
     held_out[order[:n_whole], 0] = text.spans[order[:n_whole], 0]
-    return held_out, change, unsuitable
+    return held_out, change, rejected_share
 
 
 def _characters(path: Path, start: int, n_bytes: int) -> np.ndarray:

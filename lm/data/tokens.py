@@ -56,7 +56,7 @@ class TextData:
     val_hash: str | None = None  # of a separate validation text, with the names of its documents
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
-    copied: float = 0.0  # share of the places looked at in the validation text that stand in the training text
+    copied: float = 0.0  # share of the validation text, by places or whole documents, that stands in the training text
 
     @property
     def n_targets(self) -> int:
@@ -124,10 +124,11 @@ def prepare(
 def _check_lengths(data: TextData, config: DataConfig) -> None:
     for name, tokens, needed in (("training", data.train, config.seq_len + 1), ("validation", data.val, 2)):
         if len(tokens) < needed:
-            advice = " or lower data.seq_len"
+            reason, advice = f"data.seq_len={config.seq_len}", " or lower data.seq_len"
             if name == "validation":
+                reason = "a score"
                 advice = "" if config.val_path or config.val_split else " or raise data.val_fraction"
-            what = f"has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}"
+            what = f"has {len(tokens)} tokens, {reason} needs {needed}"
             raise UserError(f"data: the {name} text {what}: give more text{advice}")
     if config.order == "documents" and len(data.document_starts()) == 1:
         raise UserError("data.order=documents: the training text is one document; choose data.order=windows")
@@ -253,17 +254,17 @@ def _encode_sources(folder: Path, sources: list[Source], config: DataConfig, set
     whole = replace(config, max_bytes=None)
     val_texts = [_read(source, folder / "val-text", whole) for source in sources[1:]]
     texts = [_read(sources[0], folder / "text", config), *val_texts]
-    unsuitable = 0.0
+    rejected_share = 0.0
     if val_texts:  # both texts are used whole
         train, val = texts[0].whole(), texts[1].whole()
         data_hash = derived(texts[0].hash, f"val={texts[1].hash}")
     else:
-        train, val, data_hash, unsuitable = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
+        train, val, data_hash, rejected_share = split(texts[0], config.val_fraction, config.val_max_bytes, config.fold)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(part))
     tokenizer = build_tokenizer(settings, sample(train), everything)
     for name, part in (("train", train), ("val", val)):
         _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}")
-    notes = _notes(texts, unsuitable, config, tokenizer)
+    notes = _notes(texts, rejected_share, config, tokenizer)
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
         notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size:,} tokens")
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
@@ -289,13 +290,13 @@ def _ngram(train: Part, val: Part) -> dict[str, Any]:
     return {"baselines": {"ngram": bits}, "ngram_share": train_bytes / max(train.n_bytes, 1)}
 
 
-def _notes(texts: list[Text], unsuitable: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+def _notes(texts: list[Text], rejected_share: float, config: DataConfig, tokenizer: Tokenizer) -> list[str]:
     """Return messages about a text for the user, each shown once by each process that opens the tokens."""
     notes = []
-    if unsuitable:
+    if rejected_share:
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
         notes.append(
-            f"data: whole documents for validation would be {100 * unsuitable:.2g} % of the text, so a document is"
+            f"data: whole documents for validation would be {100 * rejected_share:.2g} % of the text, so a document is"
             f" cut to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
     names = sorted({EOT, *tokenizer.special})

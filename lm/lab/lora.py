@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from lm.config import foreign_classes
+from lm.config import user_classes
 from lm.model.linear import Linear, is_adapter
 from lm.model.transformer import Transformer
 
@@ -51,7 +51,7 @@ def merged(net: Transformer) -> Transformer:
         if isinstance(module, LoRALinear):
             weights[f"{name}.weight"] = module.merged()
     config = replace(net.config, linear="linear", lora_rank=None, lora_alpha=None, lora_targets=None)
-    with torch.device("cpu" if foreign_classes(config) else "meta"):  # a class may have tensors that no file holds
+    with torch.device("cpu" if user_classes(config) else "meta"):  # a class may have tensors that no file holds
         plain = Transformer(config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
     plain.load_state_dict(weights, assign=True)
     plain.document_separator = net.document_separator

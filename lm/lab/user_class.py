@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.config import ModelConfig, RunConfig, foreign_classes
+from lm.config import ModelConfig, RunConfig, user_classes
 from lm.decoding import prefill
 from lm.errors import UserError
 from lm.model.transformer import KVCache, Transformer
@@ -60,7 +60,7 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> nn.Module:
 
 def named_classes(config: ModelConfig) -> str:
     """Return the classes of the user as settings, such as `model.ffn=mine.ReGLU`."""
-    return ", ".join(f"{key}={path}" for key, path in foreign_classes(config).items())
+    return ", ".join(f"{key}={path}" for key, path in user_classes(config).items())
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def blaming_classes(config: ModelConfig) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if not foreign_classes(config):
+        if not user_classes(config):
             raise
         raise UserError(f"{named_classes(config)}: {type(error).__name__}: {error}") from error
 
@@ -81,7 +81,7 @@ def check_classes(config: ModelConfig, classes: Sequence[str]) -> None:
 
     Import nothing, because the import of a module runs its code.
     """
-    paths = foreign_classes(config).values()
+    paths = user_classes(config).values()
     if not {*paths} <= {*classes}:
         advice = f"'classes=[{','.join(dict.fromkeys(paths))}]' imports it, if you trust it"
         raise UserError(f"{named_classes(config)}: is code of the model's author; {advice}")

@@ -1,7 +1,7 @@
 """The transformer: token ids (B, T) to raw logits (B, T, V), its initialisation and its size.
 
 In: ModelConfig, HeadConfig, token ids. Out: logits, parameter counts, FLOPs per token.
-Imports torch, lm.config, lm.errors, lm.registry and lm.system: a notebook can use the package without Lightning and
+Imports torch, lm.config, lm.errors and lm.registry: a notebook can use the package without Lightning and
 Hydra.
 """
 

@@ -61,6 +61,7 @@ class Head(nn.Module):
         return x, self.matrix(embedding)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """Return the product of `factors`. An override returns the same: loss=chunked calls `factors` alone."""
         return linear(*self.factors(x, embedding))  # (B, T, V)
 
     def init_from_embedding(self, embedding: Tensor) -> None:
@@ -106,7 +107,7 @@ class UntiedHead(Head):
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
-        self.proj = Projection(config, vocab_size, d_model)
+        self.proj = OutputMatrix(config, vocab_size, d_model)
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return self.proj.weight
@@ -156,11 +157,12 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         return {"proj.weight": self.matrix(embedding).detach().clone()}  # safetensors takes no matrix twice
 
 
-class Projection(Linear):
+class OutputMatrix(Linear):
     """A Linear (D to V), initialised normal with `head_std`: a small one gives a first loss near ln V."""
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
-        self.std = config.head_std or 0.0  # set first: Linear's constructor calls reset_parameters
+        # Set first, because Linear's constructor calls reset_parameters. Null: init_from_embedding sets the values.
+        self.std = config.head_std or 0.0
         super().__init__(d_model, vocab_size, bias=False)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm.config import foreign_classes
+from lm.config import user_classes
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 
@@ -19,7 +19,7 @@ def role(name: str) -> str:
     """Return the role of a parameter by its name: embedding, position, attention, ffn, norm, head or adapter."""
     if is_adapter(name):
         return "adapter"
-    first, *rest = name.split(".")
+    first, *rest = name.split(".")  # of blocks.0.attn.q_proj.weight the rest is 0, attn, q_proj, weight
     if first in ROLES:
         return ROLES[first]
     if BLOCK_NORMS & {*rest[:-1]}:
@@ -50,7 +50,7 @@ def flops_per_token(net: Transformer) -> int:
     any variant and any linear class. This model is on the meta device and holds no values, or on the CPU if a class of
     the user looks at values. Attention counts in full, as if no position were masked.
     """
-    device = "cpu" if foreign_classes(net.config) else "meta"  # a class of the user may look at values
+    device = "cpu" if user_classes(net.config) else "meta"  # a class of the user may look at values
     with torch.device(device):
         twin = Transformer(net.config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
         tokens = torch.zeros(1, net.seq_len, dtype=torch.long)

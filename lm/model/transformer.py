@@ -183,8 +183,8 @@ def _additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 class Context(NamedTuple):
     """Values that all layers share in one forward pass."""
 
-    positions: Tensor  # (T,) or (B, T)
-    rotate: Rotation
+    positions: Tensor  # (T,) or (B, T), in the row: where the cache stores keys
+    rotate: Rotation  # by the encoded positions, which begin anew at each document
     mask: Tensor | None  # (B, 1, T, S), added to the scores; None: causal
     cache: KVCache | None
 
@@ -334,12 +334,13 @@ class Transformer(nn.Module):
         self.seq_len, self.document_separator = seq_len, document_separator
 
         def build(name: str, cls: Callable[..., Any], *args: object) -> Any:
-            # For a class of the user, whose constructor draws; `initialise` draws all else anew.
+            # For the constructor of a class of the user, which may draw. `initialise` draws all else anew.
             torch.default_generator.manual_seed(named_seed(seed, name))
             return cls(*args)
 
         position = POSITIONS.get(config.position) or partial(construct, "model.position", config.position)
         block = BLOCKS[config.norm_order]
+        # On the CPU, so that all devices have the same draws. A model on the meta device has shapes alone.
         device = "meta" if torch.get_default_device().type == "meta" else "cpu"
         with torch.device(device), torch.random.fork_rng(devices=[]):
             self.embed = build("embed", Embedding, head, vocab_size, config.d_model)

@@ -39,7 +39,7 @@ COLUMNS = (
     "val/top1",
     "val/tokens",
 )
-SAMPLE_TOKENS = 48  # of the continuation that is shown at a validation
+SAMPLE_TOKENS = 48  # of a continuation
 TIMED_STEPS = 10  # that tell how long a run takes, after the first step, which is slower
 FEW_TOKENS, FEW_SCORED = 5_000, 50  # a few pages to train on; a sentence or two to score
 MANY_EPOCHS = 10  # above which a text is learned by heart

@@ -1,12 +1,11 @@
 """The training loss: the mean cross-entropy of the next tokens, in nats.
 
-Both implementations compute the same value and gradients. They differ in memory and time.
+`plain` and `chunked` compute the same value and gradients. They differ in memory and time.
 
-A model that reads its text many times becomes overconfident. The loss of such a model on another text is lowest if its
-logits are divided by more than 1 (Guo et al., 2017). Training divides the logits by the temperature. The undivided
-logits come out smaller if the temperature is below 1 (Agarwala et al., 2020). Scores are of the undivided logits. With
-ngram_smoothing a target is a probability distribution over the vocabulary instead of a token id: 1 - ngram_smoothing
-for the token that follows, and the rest as an n-gram model expects.
+Training divides the logits by `loss_temperature`. Below 1, the undivided logits, which are scored, come out smaller
+(Agarwala et al., 2020). A model needs this if it reads its text many times and becomes overconfident (Guo et al.,
+2017). With ngram_smoothing a target is a probability distribution over the vocabulary instead of a token id: 1 -
+ngram_smoothing for the token that follows, and the rest as an n-gram model expects.
 """
 
 from functools import partial

@@ -47,11 +47,10 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
         elif group not in ("embedding", "head"):
             group = "other"
         groups[group]["params"].append(parameter)
-    return [
-        {"name": name, **options, "peak_lr": config.lr_scale * options["lr"]}
-        for name, options in groups.items()
-        if options["params"]
-    ]
+    for name, options in groups.items():
+        options |= {"name": name, "lr": config.lr_scale * options["lr"]}
+        options["peak_lr"] = options["lr"]  # each step sets lr
+    return [options for options in groups.values() if options["params"]]
 
 
 def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
@@ -68,7 +67,7 @@ def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Op
     for group in groups:
         if config.name == "muon" and group["name"] == "block_matrices":
             group |= {"momentum": config.momentum, "ns_steps": config.ns_steps}
-    return {"adamw": AdamW, "muon": Muon}[config.name](groups, betas=betas, eps=config.eps, fused=True)
+    return OPTIMIZERS[config.name](groups, betas=betas, eps=config.eps, fused=True)
 
 
 # --- Muon
@@ -140,5 +139,8 @@ class Muon(AdamW):
             for matrix, update in zip(matrices, updates, strict=True):
                 rows, columns = matrix.shape
                 update = update if matrix.shape == shape else update.mT
-                matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+                matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)  # the factor of Jordan et al.
                 matrix.grad = None  # AdamW leaves out a parameter without a gradient
+
+
+OPTIMIZERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}

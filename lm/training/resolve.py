@@ -1,4 +1,7 @@
-"""What a run leaves to the machine and to its text: device, precision, threads, loss, steps and processes."""
+"""What a run leaves to the machine and to its text, and what follows.
+
+Decided are device, precision, threads, loss and steps; then the model is built, and the processes.
+"""
 
 import atexit
 import logging

@@ -28,9 +28,9 @@ from lm.config import (
     change,
     differing_keys,
     flat,
-    foreign_classes,
     length_of,
     requested_settings,
+    user_classes,
 )
 from lm.data.paths import as_started, is_url, literal_part
 from lm.data.sources import COMMIT, local_states
@@ -160,7 +160,7 @@ class RunDirectory:
 
     # --- text
 
-    def text(self) -> DataConfig:
+    def data_config(self) -> DataConfig:
         """Return the settings of the text of the run, with paths that lead to it. Raises UserError."""
         settings = self.settings()
         with reading(self.config):
@@ -174,7 +174,7 @@ class RunDirectory:
         """
         from lm.data.tokens import prepare  # imports numpy and tokenizers
 
-        config, settings, saved = self.text(), self.settings(), self.read_config()
+        config, settings, saved = self.data_config(), self.settings(), self.read_config()
         with reading(self.config):
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
             hashes = saved["data_hash"], saved["tokenizer_hash"]
@@ -231,7 +231,7 @@ class RunDirectory:
             before, this = (f"version {code['version']}, {code['hash'][:8]}" for code in (began, now))
             other = f"other code ({before}; this is {this})"
             if began["hash"] == now["hash"]:
-                other = f"another version of {', '.join(foreign_classes(run.model).values())}"
+                other = f"another version of {', '.join(user_classes(run.model).values())}"
             advice = "checkpoint.resume=false starts again, other_code=true goes on with this code"
             raise UserError(f"run_dir={self.path}: was begun by {other}: {advice}")
 
@@ -276,7 +276,7 @@ def _differing_in_text(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 
 def code_of_run(run: RunConfig) -> dict[str, str]:
     """Return the version of lm, the hash of the code that computes, and the hash of the code of the user's classes."""
-    if not (classes := foreign_classes(run.model)):
+    if not (classes := user_classes(run.model)):
         return code_identity()
     sources = from_lab("lm.lab.user_class.sources_of")(classes)  # imports torch
     return code_identity() | {"classes": json_sha256(sources)}

@@ -78,8 +78,9 @@ class State:
 
     def best_net(self) -> Transformer:
         """Return the model of the step of the lowest val/loss, with checkpoint.best."""
+        assert self.best is not None
         net = deepcopy(self.eval_net)
-        net.load_state_dict(self.best or {})
+        net.load_state_dict(self.best)
         return net
 
     def save(self, folder: Path, keep: int) -> None:

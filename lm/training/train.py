@@ -1,7 +1,7 @@
 """train(run): from a configuration to a finished run directory.
 
-Read from top to bottom: `train` finds out which run it is, `setup` refuses and builds, `fit` loops,
-`finish` scores and writes.
+Read from top to bottom: `train` finds out which run it is, `Engine.step` makes one step, `setup` refuses and builds,
+`fit` loops, `finish` scores and writes.
 """
 
 import logging
@@ -27,8 +27,8 @@ from lm.config import (
     check_init,
     config_hash,
     differing_keys,
-    foreign_classes,
     requested_settings,
+    user_classes,
 )
 from lm.data.batches import TrainingStream
 from lm.data.sources import local_states
@@ -105,7 +105,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
         engine = setup(run, directory, hashes, data, stack)
         run, state, is_first = engine.run, engine.state, engine.fabric.is_global_zero
         try:
-            # `evaluate` computes attention without this context, so `finish`, whose score it must repeat, does too.
+            # `finish` scores without this context, as the command `evaluate` does, which repeats the score.
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
             with signals.deferred(), attention:
                 fit(engine, signals)
@@ -118,7 +118,7 @@ def _train_locked(run: RunConfig, directory: RunDirectory, hashes: dict[str, str
             raise
 
 
-# --- setup: what can be wrong is refused here
+# --- a step, and what it works with
 
 
 @dataclass
@@ -198,6 +198,9 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
         raise Diverged(f"{message}; {advice}")
 
 
+# --- setup: what can be wrong is refused here
+
+
 def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data: TextData, stack: ExitStack) -> Engine:
     """Refuse what this run cannot do here; build the model and its state; remove the remains of an attempt before.
 
@@ -213,7 +216,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         directory.check_same_run(run, hashes)
         if resumes:
             directory.check_code(run)
-    # Also a run that was killed before its first checkpoint has decided its length, and said what was asked for.
+    # A run that was killed before its first checkpoint has a config.yaml too: what it has decided stays.
     if saved and (begun or not differing_keys(saved, requested | hashes)):
         identity |= {key: saved[key] for key in ("config_hash", "requested")}
         run = directory.as_decided(run)
@@ -224,14 +227,14 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     torch.set_num_threads(run.threads or 1)
 
     checkpoint = newest_checkpoint(directory.checkpoints, identity["config_hash"]) if resumes else None
-    if foreign_classes(run.model):
+    if user_classes(run.model):
         from_lab("lm.lab.user_class.try_classes")(run, vocab_size)
     net = build_model(run, vocab_size, data.tokenizer.eot)
     init_record = saved.get("init_record") if checkpoint else None
     if run.init_from and not checkpoint:
         init_record = from_lab("lm.lab.init_from.weights.load_init_weights")(net, run, data)
     expected = expected_tokens(run, data)
-    cost = cost_of(net, run)  # a class that cannot be built without memory fails here, not at the end
+    cost = cost_of(net, run)  # now, because operations of a class of the user may be impossible to count
     # `other_code` and `checkpoint.resume` hold for one command.
     kept = change(run, {"other_code": False, "checkpoint.resume": True})
     settings = asdict(kept) | {"run_dir": str(directory.path), "init_record": init_record}
@@ -248,7 +251,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
             loggers = stack.enter_context(trackers(run, directory.path, settings, step))
         for path in [] if resumes else checkpoints(directory.checkpoints):
             path.unlink()
-        if not checkpoint:  # what an attempt before has logged
+        if not checkpoint:  # what an attempt before has logged; MetricsFile begins metrics.csv anew
             for path in (directory.samples, directory.diagnostics):
                 path.unlink(missing_ok=True)
             for folder in (directory.model, directory.adapter):
@@ -260,7 +263,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
         log_start(run, data, directory.path, cost["n_params"], step)
 
     stack.enter_context(torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly))
-    fabric.launch()
+    fabric.launch()  # starts the other processes, unless torchrun or srun has: they too run all of the above
     run = fabric.broadcast(run)
     model = fabric.setup(LossOf(net, run))  # `net` is on the device now
     state = State(
@@ -340,7 +343,7 @@ def fit(engine: Engine, signals: Signals) -> None:
         validates = is_due and not state.ended_by
 
         row: dict[str, float] = {}
-        if logs or saves or validates or state.ended_by:
+        if logs or saves or validates or state.ended_by:  # a step that is not finite is not saved
             row = state.last_row = engine.finite_row(step)
         if validates:
             scores = engine.validate(state.eval_net, run.validation.batches)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 
-from lm.config import RunConfig, change, config_hash, flat, foreign_classes
+from lm.config import RunConfig, change, config_hash, flat, user_classes
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER
@@ -126,7 +126,7 @@ def _build_arm(
     identity = {
         "data_hash": own[0].hash,
         "tokenizer_hash": own[0].tokenizer.hash,
-        "source_hash": code_hash(foreign_classes(run.model)),
+        "source_hash": code_hash(user_classes(run.model)),
         "device": resolved.trainer.accelerator,
         "precision": resolved.trainer.precision,
     }
@@ -134,7 +134,7 @@ def _build_arm(
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting takes seconds
         size, flops, seconds = earlier.n_params, earlier.flops_per_token, earlier.seconds_per_step
     else:
-        if foreign_classes(run.model):
+        if user_classes(run.model):
             try_classes(run, vocab_size)
         cost = cost_of(meta_model(run, vocab_size), run)
         size, flops, seconds = cost["n_params"], cost["flops_per_token"], 0.0

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lm.config import foreign_classes
+from lm.config import user_classes
 from lm.errors import Diverged, UserError, first_line, without_secrets
 from lm.lab.ablation.arms import code_hash
 from lm.lab.ablation.forkserver import PROCESSES, warm_up
@@ -314,7 +314,7 @@ def make_run_on_node(spec: RunSpec, cwd: str) -> None:
         raise UserError(f"output_dir: {folder} is not on {node}; expected storage that all nodes share")
     try:
         os.chdir(cwd)
-        code = code_hash(foreign_classes(spec.run.model))
+        code = code_hash(user_classes(spec.run.model))
     except (OSError, UserError) as error:
         raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
     if code != spec.identity["source_hash"]:
@@ -357,7 +357,7 @@ def _train(spec: RunSpec) -> None:
     data = prepare(run.data, run.tokenizer)
     if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
         raise UserError(f"the text {CHANGED}")
-    classes = foreign_classes(run.model)
+    classes = user_classes(run.model)
     if classes and code_hash(classes) != planned["source_hash"]:
         raise UserError(f"the code of {', '.join(classes)} {CHANGED}")
     while True:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lm.cli.arguments import PATHS
-from lm.config import RunConfig, change, config_hash, foreign_classes
+from lm.config import RunConfig, change, config_hash, user_classes
 from lm.data.paths import as_started
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError
@@ -342,7 +342,7 @@ def _difference(record: AblationRecord, folder: Path, arm: Arm) -> str:
         return ", ".join(f"{key} is {was.get(key)} there, {now.get(key)} now" for key in differing)
     if before.identity["source_hash"] == arm.identity["source_hash"]:
         return ""
-    own = ", ".join(sorted(foreign_classes(arm.run.model).values()))
+    own = ", ".join(sorted(user_classes(arm.run.model).values()))
     cure = f"undo the change of {own}" if own else "install the version of lm that made them"
     return f"of other code: {cure}"
 

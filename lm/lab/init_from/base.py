@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config import TokenizerConfig, foreign_classes, literal
+from lm.config import TokenizerConfig, literal, user_classes
 from lm.errors import UserError, error_prefix, reading
 from lm.folder import TOKENIZER, WEIGHTS, ModelSettings, model_folder, read_result, read_settings
 from lm.system.files import is_run, read_json, sha256
@@ -118,7 +118,7 @@ def with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         differing["init_sha256"] = base.sha256
     if differing:
         lines = [f"{key}={OmegaConf.select(config, key)}: init_from={path} has {differing[key]}" for key in differing]
-        classes = foreign_classes(base.settings.model)  # which only a typed setting lets the program import
+        classes = user_classes(base.settings.model)  # which only a typed setting lets the program import
         cures = dict.fromkeys(
             f"type {key}={classes[key]}" if key in classes else f"leave out {_typed_cause(key, keys)}="
             for key in differing

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import TIED_MATRICES, RunConfig, foreign_classes
+from lm.config import TIED_MATRICES, RunConfig, user_classes
 from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import load_model
@@ -34,7 +34,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     for key, value in asdict(base.settings.model).items():
         if not base.accepts(key, own := getattr(run.model, key)):
             raise UserError(f"model.{key}={own}: init_from={run.init_from} has {value}")
-    typed = [*foreign_classes(run.model).values()]  # the classes of the loaded model are the same
+    typed = [*user_classes(run.model).values()]  # the classes of the loaded model are the same
     loaded, tokenizer = load_model(base.folder, classes=typed)
     if tokenizer.hash != data.tokenizer.hash:
         advice = f"set tokenizer.path={base.tokenizer.path}"

@@ -36,7 +36,7 @@ def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0
     of the run itself are compared.
     """
     texts = texts_read(run_dir)
-    if not texts or text.column != (own_text := RunDirectory(run_dir).text()).column:
+    if not texts or text.column != (own_text := RunDirectory(run_dir).data_config()).column:
         return False
     state = local_states(text).get("data.path", "")
     same = [(fraction, own) for fraction, own, digest in texts if digest == state or own == text_hash]

@@ -13,13 +13,12 @@ from lm.decoding import generate
 from lm.errors import UserError
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
-from lm.training.log import Observer, Step
+from lm.training.log import SAMPLE_TOKENS, Observer, Step
 from lm.training.run_directory import SAMPLE_TEMPERATURE, read_samples
 
 if TYPE_CHECKING:
     from lm.training.train import Engine
 
-NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
@@ -34,10 +33,10 @@ def draw_samples(
     Those of the first prompt are longer in a run that is finished: about SHOWN characters.
     """
     ids = data.val[:STRETCH].tolist() if is_finished else []
-    n_first = max(NEW_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1))
+    n_first = max(SAMPLE_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1))
     rows = list[dict[str, str]]()
     for seed, prompt in enumerate(validation_prompts(data) if prompts is None else prompts):
-        n = NEW_TOKENS if rows else n_first
+        n = SAMPLE_TOKENS if rows else n_first
         try:
             greedy = generate(net, data.tokenizer, prompt, n)
             drawn = generate(net, data.tokenizer, prompt, n, temperature=SAMPLE_TEMPERATURE, seed=seed)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.cli.train import score_table
-from lm.config import consent, flat
+from lm.config import classes_word, flat
 from lm.errors import UserError
 from lm.folder import read_result
 from lm.lab.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
@@ -39,7 +39,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "title": run.name,
         "run": run,
         "has_model": (run_dir / "model/config.json").exists(),
-        "address": shlex.join([f"run_dir={run_dir}", *consent(run.settings)]),
+        "address": shlex.join([f"run_dir={run_dir}", *classes_word(run.settings)]),
         "scores": score_table(result) if result else [],
         "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
         "settings": [*_settings(run, flat(dict(defaults)))],

@@ -7,7 +7,7 @@ import pandas as pd
 from lm.cli.arguments import key_of
 from lm.errors import without_secrets
 
-FIGURES = ("seed", "val_loss", "val_bpb", "val_top1", "n_params", "seconds")  # results of a run in the table of a sweep
+FIGURES = ("seed", "val_loss", "val_bpb", "n_params", "seconds")  # results of a run in the table of a sweep
 
 
 def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> list[tuple[str, ...]]:
