@@ -99,6 +99,11 @@ def first_line(error: BaseException | str) -> str:
     return (str(error).strip() or "no reason given").splitlines()[0]
 
 
+def named(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 # --- checks of settings
 
 

@@ -76,7 +76,7 @@ def newest_run(folder: Path, finished: bool = True) -> Path | None:
     return max(times)[1] if times else None
 
 
-def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
+def runs_of(run_dir: str | None) -> list[str]:
     """Return the folders that run_dir names, each with a model, or the newest run without run_dir. Raises UserError."""
     if run_dir is not None:
         names = listed(run_dir, "run_dir", folders=True)
@@ -85,6 +85,7 @@ def runs_of(run_dir: str | None, folder: Path = Path("runs")) -> list[str]:
             if is_run(Path(name)) and not Path(name, "result.json").exists():
                 log.warning("run_dir=%s: is unfinished; this is its model when it was stopped", name)
         return names
+    folder = Path("runs")
     if (path := newest_run(folder)) is None:
         stopped = newest_run(folder, finished=False)
         advice = f"run_dir={stopped} was stopped" if stopped else "train one, or name one by run_dir=RUN"

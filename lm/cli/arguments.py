@@ -3,6 +3,8 @@
 `train` and `ablate` take a text as a bare word. The size of the text chooses a recipe, a file of configs/experiment.
 The recipe is one ordinary override, `experiment=NAME`, in front of the typed words. So a sweep, --cfg job, the hash of
 a run and a resume treat the recipe like any override.
+
+`hydra_words`, at the end, does all this for `train`. `split_words` and `parse` are for commands without YAML files.
 """
 
 import difflib

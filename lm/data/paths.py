@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lm.errors import UserError, first_line
+from lm.errors import UserError, named
 from lm.system.files import is_run
 
 ENDINGS = {
@@ -159,8 +159,3 @@ def reading_from(place: str, kind: str) -> Iterator[None]:
         cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         reason = getattr(error, "strerror", None) or named(error.__cause__ or error)
         raise UserError(f"{place}: cannot be read as {kind} ({reason}){cure}") from error
-
-
-def named(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)}"

@@ -11,7 +11,7 @@ from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from lm.config import RunConfig, flat
-from lm.errors import UserError, first_line, without_secrets
+from lm.errors import UserError, named, without_secrets
 from lm.system.files import json_sha256
 
 FINAL = (  # figures of result.json
@@ -46,7 +46,7 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
                     logger = TRACKERS[name](folder, run_id, resume_step, **options)
                     logger.log_hyperparams(without_secrets(flat(settings)))
                 except Exception as error:  # each library has its own
-                    raise UserError(f"logger={name}: {type(error).__name__}: {first_line(error)}") from error
+                    raise UserError(f"logger={name}: {named(error)}") from error
                 finally:
                     sys.argv = typed
                 loggers.append(logger)

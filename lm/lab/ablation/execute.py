@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lm.config import user_classes
-from lm.errors import Diverged, UserError, first_line, without_secrets
+from lm.errors import Diverged, UserError, first_line, named, without_secrets
 from lm.lab.ablation.arms import code_hash
 from lm.lab.ablation.forkserver import PROCESSES, warm_up
 from lm.lab.ablation.plan import RunSpec
@@ -210,7 +210,7 @@ class Ray(Executor):
             return Ending("failed", _last_line(error))
         except errors.RayError as error:
             kind = "failed" if isinstance(error, errors.OutOfMemoryError) else "killed"
-            return Ending(kind, f"{type(error).__name__}: {first_line(error)}"[:300])
+            return Ending(kind, named(error)[:300])
         return Ending("failed", "ended without a result")
 
     def cancel(self, handle: Any) -> None:
@@ -343,9 +343,8 @@ def make_run(spec: RunSpec) -> None:
         sys.exit(128 + error.signum)
     except Exception as error:
         print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        reason = first_line(error)
-        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", kind + reason)
+        reason = first_line(error) if isinstance(error, UserError) else named(error)
+        spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", reason)
 
 
 def _train(spec: RunSpec) -> None:

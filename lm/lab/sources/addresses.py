@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.paths import COMPRESSED, extension, named, open_file
-from lm.errors import UserError
+from lm.data.paths import COMPRESSED, extension, open_file
+from lm.errors import UserError, named
 from lm.system.files import scratch_folder
 
 RANGE = 1 << 22  # bytes that the Hub is asked for at a time
