@@ -4,17 +4,14 @@ import copy
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from conftest import SEQ, TIED, VOCAB, tiny
+from conftest import SEQ, VOCAB, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
-from lm.folder import load_model, save_model
 from lm.lab.commands import export
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
@@ -42,21 +39,11 @@ def pack(seed=0):
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS, ids=name_of)
 def test_logits_in_a_shared_row_are_those_of_each_document_alone(model):
-    """And a changed document leaves the logits of the others."""
     masked, plain_net = build(**model, separator=EOT), build(**model)
     row, pieces = pack()
     alone = torch.cat([plain_net(piece) for piece in pieces], 1)
     torch.testing.assert_close(masked(row), alone, rtol=0, atol=1e-5)
     assert (plain_net(row) - alone)[:, LENGTHS[0] :].abs().max() > 1e-3  # the comparison sees a missing mask
-    ends = np.cumsum(LENGTHS)
-    for start, end in zip(ends - LENGTHS, ends, strict=True):
-        changed = row.clone()
-        inside = slice(start + (start > 0), end)  # the separator stays
-        changed[:, inside] = (changed[:, inside] - EOT) % (VOCAB - EOT - 1) + EOT + 1
-        gap = (masked(changed) - masked(row)).abs().amax((0, 2))
-        assert gap[inside].numel() == 0 or gap[inside].min() > 1e-4
-        gap[inside] = 0
-        assert gap.max() < 1e-6
 
 
 @pytest.mark.parametrize(("loss", "checkpointing"), [("plain", True), *((name, False) for name in USABLE)])
@@ -121,7 +108,7 @@ def lines_run(tmp_path):
     return run, prepare(run.data, run.tokenizer)
 
 
-def test_training_curve_score_and_evaluation_use_one_mask(tmp_path, caplog):
+def test_training_curve_score_and_evaluation_use_one_mask_and_an_export_says_that_it_has_none(tmp_path, caplog, capsys):
     run, data = lines_run(tmp_path)
     _, result = train(run)
     assert "has only 3,029 tokens" in caplog.text
@@ -143,16 +130,5 @@ def test_training_curve_score_and_evaluation_use_one_mask(tmp_path, caplog):
     assert abs(joined["loss"] - masked["loss"]) > 1e-4
     assert evaluate_run(replace(evaluation, document_mask=True)) == masked
 
-
-def test_a_folder_has_the_mask_and_an_export_says_that_it_has_none(tmp_path, capsys):
-    tokenizer = byte_tokenizer()
-    for separator in (None, tokenizer.eot):
-        folder = tmp_path / str(separator)
-        net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=257, seq_len=SEQ, document_separator=separator)
-        save_model(net, tokenizer, folder)
-        loaded, _ = load_model(folder)
-        row = torch.tensor([[0, 5, 6, 0, 7, 8]])
-        assert torch.equal(loaded(row), net(row))
-        assert loaded.document_separator == separator
-        export.run([f"run_dir={folder}", f"output_dir={folder / 'out'}"])
-        assert ("does not mask" in capsys.readouterr().out) == (separator is not None)
+    export.run([f"run_dir={tmp_path / 'run'}", f"output_dir={tmp_path / 'out'}"])
+    assert "does not mask" in capsys.readouterr().out
