@@ -90,6 +90,11 @@ def added(content, rstrip=False):
     return layout
 
 
+def changing(normalizer):
+    """A tokenizer.json of bytes that changes a text before it encodes it."""
+    return json.loads(BYTE.to_json()) | {"normalizer": {"type": normalizer}}
+
+
 def merged(piece, **options):
     """A tokenizer.json of bytes and one longer piece."""
     layout = json.loads(BYTE.to_json())
@@ -110,14 +115,16 @@ LINES, WORD = "ab a b  ab x\n x\nb ab  b" * 1000, "h" * 20_000
         (merged(WORD, ignore_merges=True), WORD, True),
         (added("ab", rstrip=True), LINES, False),
         (merged("h</w>", end_of_word_suffix="</w>"), WORD, False),
+        (changing("Lowercase"), "A", False),
+        (changing("NFC"), "e\u0301", False),
     ],
 )
-def test_a_long_text_is_encoded_as_at_once(layout, text, is_lossless, tmp_path):
+def test_a_long_text_is_encoded_as_at_once_or_refused(layout, text, is_lossless, tmp_path):
     tokenizer, part = loaded(tmp_path, layout), stored(tmp_path, [("name", text)]).whole()
     if is_lossless:
         assert np.concatenate([*encode(tokenizer, part)]).tolist() == [tokenizer.eot, *tokenizer.encode(text)]
         return
-    with pytest.raises(UserError, match=r"^tokenizer: "):
+    with pytest.raises(UserError, match=r"^tokenizer: loses part of the text"):
         list(encode(tokenizer, part))
 
 

@@ -158,30 +158,6 @@ def test_encoding_in_chunks_is_the_same(text, data, tmp_path_factory):
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
 
-def lossy(path, lost):
-    """A tokenizer.json of bytes that loses a text."""
-    layout = json.loads(byte_tokenizer().to_json())
-    layout["normalizer"] = {"e\u0301": {"type": "NFC"}, "A": {"type": "Lowercase"}}.get(lost)
-    if lost == "í":
-        del layout["model"]["vocab"]["Ń"]  # its second byte
-    path.write_text(json.dumps(layout))
-    return TokenizerConfig(kind="file", vocab_size=None, path=str(path))
-
-
-@pytest.mark.parametrize(("lost", "where"), [("í", "training"), ("e\u0301", "validation"), ("A", "evaluated")])
-def test_a_tokenizer_that_loses_text_is_refused(lost, where, source, tmp_path):
-    own, plain_path, lost_path = lossy(tmp_path / "own.json", lost), tmp_path / "plain.txt", tmp_path / "lost.txt"
-    plain_path.write_text("def f(x):\n    return x\n" * 60)
-    lost_path.write_text("def f(x):\n" * 60 + lost)
-    data = prepare(replace(source, path=str(plain_path)), own)
-    assert "".join(itertools.chain(*documents(data))) == plain_path.read_text()
-    train, val = (plain_path, lost_path) if where == "validation" else (lost_path, plain_path)
-    config = replace(source, path=str(train), val_path=str(val))
-    use = partial(encode_whole, config, data.tokenizer) if where == "evaluated" else partial(prepare, config, own)
-    with pytest.raises(UserError, match=r"^tokenizer: loses part of the text"):
-        use()
-
-
 def test_the_training_text_needs_one_window(source):
     Path(source.path).write_text("x" * 100)  # of which 91 tokens are for training
     assert len(prepare(replace(source, seq_len=90), BYTE).train) == 91
