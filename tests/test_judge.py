@@ -367,7 +367,6 @@ def valley(best):
 
 MOVING = [*range(-2, 2 * MOST_MOVES + 1, 2)]
 PILOTS = [  # the loss of a rung, the middle that the pilot finds, and the rungs that it asks for
-    (valley(0.0), 0, [-2, 0, 2]),
     (valley(2.9), 6, [-2, 0, 2, 4, 6, 8]),
     (valley(-1.2), -2, [-4, -2, 0, 2]),
     (lambda rung: 1.0, 0, [-2, 0, 2]),  # on a plateau it stays

@@ -161,14 +161,12 @@ def test_embedding_and_head_have_learning_rates_of_their_own():
 
 
 @pytest.mark.parametrize("config", [OptimConfig(), MUON], ids=["adamw", "muon"])
-def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config):
+def test_the_flops_of_a_step_of_each_optimizer_are_counted(config):
     net = build(UNTIED, d_ff=80, ffn="swiglu")
     optimizer = build_optimizer(net, config, UNTIED)
-    before = copy.deepcopy(net.state_dict())
     measured(net, plain, batch(1))
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
-    assert [name for name, tensor in net.state_dict().items() if torch.equal(before[name], tensor)] == []
     assert step_flops(net, config, UNTIED) == counter.get_total_flops()
     assert (counter.get_total_flops() > 0) == (config is MUON)
 

@@ -170,13 +170,13 @@ def test_a_plan_says_what_it_costs_and_detects_and_leaves_nothing(planner):
 # --- parts of the text, and tuned arms
 
 
-def test_each_pair_holds_out_a_part_of_its_own(planner):
-    plan = planner.plan(folds=True, seeds=[5, 6, 7], first_fold=0.5)
-    assert [(spec.arm, spec.run.seed, spec.run.data.fold) for spec in planner.asked()] == [
-        (arm, seed, seed - 4.5) for arm in ("tied", "untied") for seed in (5, 6, 7)
+def test_each_pair_holds_out_a_part_of_its_own_and_an_arm_may_have_seeds_of_its_own(planner):
+    plan = planner.plan(**AB, folds=True, seeds=[5, 6, 7], first_fold=0.5, seed_offsets={"b": 100})
+    assert [(spec.arm, spec.seed, spec.run.seed, spec.run.data.fold) for spec in planner.asked()] == [
+        (arm, seed, seed + offset, seed - 4.5) for arm, offset in (("a", 0), ("b", 100)) for seed in (5, 6, 7)
     ], "by the index of the pair"
     assert len({spec.identity["data_hash"] for spec in planner.asked()}) == 3
-    assert len(plan.arms["tied"].scored_tokens) == 3
+    assert len(plan.arms["a"].scored_tokens) == 3
 
 
 @pytest.mark.parametrize("data", [DataConfig(fold=3), DataConfig(source="text", path="a.txt", val_path="b.txt")])
@@ -215,12 +215,6 @@ def test_a_tuned_question_begins_with_its_pilot(planner):
 
 
 # --- the names of runs
-
-
-def test_arms_may_have_seeds_of_their_own(planner):
-    planner.plan(**AB, seed_offsets={"b": 100})
-    seeds = [(spec.arm, spec.seed, spec.run.seed) for spec in planner.asked()]
-    assert seeds == [("a", 0, 0), ("a", 1, 1), ("b", 0, 100), ("b", 1, 101)]
 
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path, monkeypatch):
