@@ -1,4 +1,4 @@
-"""Properties of models with every part, the parts by their definition, initial values, sizes and samples."""
+"""Properties of models with every part, blocks by their definition, initial values, sizes and samples."""
 
 import math
 from copy import deepcopy
@@ -6,18 +6,18 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, VOCAB, tiny
+from conftest import SEQ, VOCAB
 from torch import nn
 
 from lm import config
 from lm.config import OptimConfig
 from lm.decoding import GREEDY, Sampling
-from lm.model import KVCache, transformer
+from lm.model import KVCache
 from lm.model.init import initialise
 from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
 from lm.model.size import flops_per_token, n_params, n_params_by_role
-from lm.model.transformer import POSITIONS, Attention, Context
+from lm.model.transformer import Context
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
 
@@ -67,38 +67,7 @@ def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net
     assert [name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])] == []
 
 
-# --- parts by their definition
-
-
-@pytest.mark.parametrize("n_kv_heads", [None, 2])
-def test_attention_equals_its_definition(n_kv_heads):
-    torch.manual_seed(0)
-    attn, x = Attention(tiny(n_kv_heads=n_kv_heads), layer=0), torch.randn(3, SEQ, 32)
-    q, k, v = (attn.heads(project(x)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
-    k, v = (each.repeat_interleave(4 // (n_kv_heads or 4), dim=1) for each in (k, v))
-    scores = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -math.inf)
-    expected = attn.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-    assert torch.allclose(attn(x, CAUSAL), expected, atol=1e-6)
-
-
-FFN_BY_HAND = {
-    "relu": lambda up, gate: up.clamp(min=0),
-    "relu2": lambda up, gate: up.clamp(min=0) ** 2,
-    "gelu": lambda up, gate: up * (1 + torch.erf(up / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda up, gate: up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2,
-    "silu": lambda up, gate: up / (1 + torch.exp(-up)),
-    "swiglu": lambda up, gate: up * gate / (1 + torch.exp(-gate)),
-}
-
-
-@pytest.mark.parametrize("name", config.FFNS)
-def test_an_ffn_equals_its_definition(name):
-    torch.manual_seed(0)
-    ffn, x = transformer.FFN(tiny(ffn=name, bias=True)), 3 * torch.randn(2, 5, 32)
-    gate = ffn.gate_proj(x) if ffn.gate_proj else None
-    assert (gate is not None) == (name == "swiglu")
-    expected = ffn.down_proj(FFN_BY_HAND[name](ffn.up_proj(x), gate))
-    torch.testing.assert_close(ffn(x), expected, rtol=1e-4, atol=1e-5)
+# --- blocks by their definition; attention, FFN and rotations are those of transformers: tests/test_huggingface.py
 
 
 NORMS_BY_HAND = {
@@ -119,16 +88,6 @@ def test_a_block_in_either_order_equals_its_definition(norm):
     torch.testing.assert_close(pre(x, CAUSAL), between + pre.ffn(normed(between)))
     between = normed(x + pre.attn(x, CAUSAL))
     torch.testing.assert_close(post(x, CAUSAL), normed(between + pre.ffn(between)))
-
-
-def test_rope_rotates_each_pair_by_its_own_angle():
-    """Coordinates (i, i + K/2) are one complex number, rotated by position * theta^(-2i/K)."""
-    torch.manual_seed(0)
-    x, positions, width = torch.randn(2, 4, SEQ, 8), torch.arange(SEQ), 8
-    angle = positions[:, None] * 10000.0 ** (-2 * torch.arange(4) / width)
-    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
-    rotated = POSITIONS["rope"](tiny(), SEQ).rotation(positions)(x)
-    assert torch.allclose(rotated, torch.cat((expected.real, expected.imag), -1), atol=1e-5)
 
 
 @torch.no_grad()
