@@ -137,8 +137,6 @@ def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are():
         assert row.differences == pytest.approx(expected)
         assert (row.baseline, row.family, row.metric, row.primary) == ("a", "primary", "val_loss", True)
         assert (row.n_seeds, row.wins, row.verdict) == (8, 8, "better")
-    chain = judged(runs(LOSSES), baselines={"c": "b"})
-    assert chain.loc["c"].differences == pytest.approx(np.subtract(LOSSES["c"], LOSSES["b"]))
 
 
 def test_each_family_is_corrected_for_itself():
@@ -146,16 +144,6 @@ def test_each_family_is_corrected_for_itself():
     assert frame.family.to_dict() == {"b": "primary", "c": "secondary", "bend": "weighted"}
     assert frame.primary.tolist() == [True, False, False]
     assert (frame.p_adjusted == frame.p).all()
-    together = judged(runs(LOSSES), contrasts={"bend": BEND, "last": {"c": 2.0, "b": -1.0, "a": -1.0}})
-    for family in ("primary", "weighted"):
-        own = together[together.family == family]
-        assert own.p_adjusted.min() == 2 * own.p.min()
-
-
-def test_with_planned_looks_the_level_is_that_of_a_look():
-    row = judged(runs(LOSSES), looks=[4, 8], primary=["b"]).loc["b"]
-    assert row.alpha == 0.025
-    assert (row.ci_low, row.ci_high) == interval(row.differences, 0.025)
 
 
 # --- lost runs
@@ -310,7 +298,7 @@ NEARLY = {"a": [1.0] * 5, "b": [1.1, 1.3, 1.05, 1.4, 1.15], "c": [1.1, 0.9, 1.2,
 NARROW = runs({"a": [3.0] * 4, "b": [3.00023, 3.00021, 3.00025, 3.00024]})  # not "+0.0 % to +0.0 %"
 WORDS = [
     (runs(LOSSES), TWO | {"folds": True}, ["8 seeds and validation texts"]),
-    (runs(LOSSES), TWO | {"looks": [4, 8]}, ["97.5 % CI"]),
+    (runs(LOSSES), TWO | {"looks": [4, 8]}, ["97.5 % CI -5.2 % to -3.8 %"]),  # by scipy, at the level of a look
     (shifted(1e-4), TWO, ["b and a are equivalent within 0.1 % of perplexity: ", "90 % CI"]),
     (runs(LOSSES).iloc[:0], TWO, ["no seed has finished"]),
     (ends(a="d", b="d"), TWO, ["which give no interval"]),
