@@ -32,11 +32,12 @@ def test_the_window_fits_the_context_and_moves_by_half_of_it(seq_len):
 
 
 @pytest.mark.parametrize(
-    ("position", "n_kv_heads", "seq_len"), [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 64)]
+    ("position", "qk_norm", "n_kv_heads", "seq_len"),
+    [("rope", True, 1, SEQ), ("learned", False, None, 7), ("none", False, 1, 1), ("rope", False, None, 64)],
 )
-def test_cached_equals_uncached_far_past_the_context(position, n_kv_heads, seq_len):
+def test_cached_equals_uncached_far_past_the_context(position, qk_norm, n_kv_heads, seq_len):
     """The cache of the longest context grows before the window moves."""
-    net, n = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len), 20
+    net, n = sensitive(position=position, qk_norm=qk_norm, n_kv_heads=n_kv_heads, seq_len=seq_len), 20
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
     assert tokens(net, PROMPTS, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected

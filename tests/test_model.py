@@ -12,7 +12,6 @@ from torch import nn
 from lm import config
 from lm.config import OptimConfig
 from lm.decoding import GREEDY, Sampling
-from lm.model import KVCache
 from lm.model.init import initialise
 from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
@@ -39,15 +38,6 @@ def test_logits_depend_on_the_present_and_the_past_alone(net):
     gap = (net(changed) - net(first)).abs().amax(-1)
     assert gap.tril(-1).max() < 1e-6
     assert gap.diagonal().min() > 1e-4
-
-
-@torch.no_grad()
-def test_cached_equals_full(net):
-    """A token or several at a time, through a cache that is longer than needed."""
-    tokens, lengths, cache = TOKENS[:, :5], [2, 1, 2], KVCache(SEQ)
-    positions = torch.arange(5).expand(len(tokens), -1).split(lengths, 1)
-    parts = [net(part, p, cache) for part, p in zip(tokens.split(lengths, 1), positions, strict=True)]
-    assert torch.allclose(torch.cat(parts, 1), net(tokens), atol=1e-5)
 
 
 def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net):
