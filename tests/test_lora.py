@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import HEADS, SEQ, TEXT, tiny
+from conftest import HEADS, SEQ, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.data.tokenizer import byte_tokenizer
@@ -18,7 +18,7 @@ from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.training.train import merged, train
 from tests.helpers.models import assert_same_model, equal, random_tokens, weights
-from tests.helpers.runs import MODEL, at_home, composed, evaluate_run, outcome, result, stop
+from tests.helpers.runs import MODEL, RUN, composed, evaluate_run, outcome, result, stop
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}
@@ -27,17 +27,8 @@ each = pytest.mark.parametrize
 peft_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A folder with a text and a finished run on it."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "text").write_text(TEXT)
-    train(at_home(home, *MODEL, "tokenizer=byte", f"run_dir={home / 'base'}"))
-    return home
-
-
-def start(home, base, run_dir, *words):
-    return at_home(home, f"init_from={base}", *LORA, f"run_dir={run_dir}", *words)
+def start(text, base, run_dir, *words):
+    return composed(*RUN, f"data.path={text}", f"init_from={base}", *LORA, f"run_dir={run_dir}", *words)
 
 
 def build(config, head="tied"):
@@ -108,16 +99,16 @@ def test_peft_gives_the_same_logits(name, head, changes, tmp_path):
 
 @pytest.mark.slow
 @peft_warns
-def test_adapters_alone_train_model_is_merged_and_peft_finds_the_base(home, tmp_path):
+def test_adapters_alone_train_model_is_merged_and_peft_finds_the_base(finished_run, text_file, tmp_path):
     """So the model is scored as any other, and the matrices of the base, a folder of transformers, stay bit for bit."""
     from peft import AutoPeftModelForCausalLM
 
-    export(*load_model(home / "base"), tmp_path / "base")
+    export(*load_model(finished_run), tmp_path / "base")
     words = ["optim=muon", "optim.weight_decay=0.5", "optim.warmup_steps=0"]
-    run = start(home, tmp_path / "base", tmp_path / "r", *words)
+    run = start(text_file, tmp_path / "base", tmp_path / "r", *words)
     _, result = train(run)
     after = torch.load(max((tmp_path / "r/checkpoints").glob("step-*")), weights_only=True)["net"]
-    assert equal(without_adapters(after), weights(home / "base"))
+    assert equal(without_adapters(after), weights(finished_run))
     fresh = Transformer(run.model, run.head, vocab_size=257, seq_len=32, seed=run.seed).state_dict()
     assert not any(torch.equal(after[name], fresh[name]) for name in after if is_adapter(name))
     assert result["val_loss"] < result["init_from"]["val_loss"]
@@ -132,16 +123,16 @@ def test_adapters_alone_train_model_is_merged_and_peft_finds_the_base(home, tmp_
 
 
 @pytest.mark.slow
-def test_a_resume_needs_no_base_and_ends_the_same(home, tmp_path):
+def test_a_resume_needs_no_base_and_ends_the_same(finished_run, text_file, tmp_path):
     """A start does."""
     base, run_dir = tmp_path / "base", tmp_path / "r"
     with pytest.raises(UserError, match=r"model\.linear=lora"):
-        train(start(home, "null", run_dir, *MODEL, "tokenizer=byte"))
+        train(start(text_file, "null", run_dir, *MODEL, "tokenizer=byte"))
     assert not run_dir.exists()
-    shutil.copytree(home / "base", base)
-    whole = start(home, base, tmp_path / "whole")
+    shutil.copytree(finished_run, base)
+    whole = start(text_file, base, tmp_path / "whole")
     train(whole)
-    run = start(home, base, run_dir)
+    run = start(text_file, base, run_dir)
     stop(run, 8)
     shutil.rmtree(base)
     train(composed(f"run_dir={run_dir}"))
