@@ -98,6 +98,9 @@ def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly, caps
     other = lab.run(seeds=[0, 1, 2], arms=THREE, baseline="untied", primary=[])
     assert len(made) == 6, "an arm is added, and the baseline changes"
     assert other.runs.run_dir[other.runs.purpose == "unused"].tolist() == [names["tied", 3], names["untied", 3]]
+    back = lab.run(**asked)
+    assert {*back.runs.arm[back.runs.purpose == "unused"]} == {"copied"}, "an arm that is left out keeps its rows"
+    assert (len(made), back.is_whole()) == (6, True), "and a seed may come back"
 
 
 def test_a_seed_keeps_its_part_of_the_text(lab, instantly):
@@ -157,16 +160,6 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)
-
-
-def test_an_arm_that_is_left_out_keeps_its_rows_and_may_come_back(lab, instantly):
-    made = instantly(near)
-    lab.run(seeds=[0], arms=THREE)
-    fewer = lab.run(seeds=[0])
-    assert sorted(fewer.runs.arm[fewer.runs.purpose == "unused"]) == sorted(THREE.keys() - fewer.record.arms.keys())
-    assert fewer.is_whole()
-    lab.run(seeds=[0], arms=THREE)
-    assert len(made) == len({*made}) == len(THREE)
 
 
 # --- calls that end early
