@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 from conftest import TEXT, TINY_RUN
 
 from lm import load_model
@@ -21,6 +19,7 @@ from lm.errors import UserError
 from lm.folder import save_model
 from lm.lab.init_from.base import read_base
 from lm.model.init import named_seed
+from lm.training.loss import plain
 from lm.training.train import train
 from tests.helpers.runs import MODEL, RUN, at_home, composed, files, outcome, result, rows, stop
 
@@ -222,24 +221,16 @@ def test_the_first_loss_is_the_loaded_models(home, tmp_path):
     assert (record["head"], record["steps"], record["tokens"]) == ("tied", 12, 12 * 128)
     chain = read_base(str(folder / "model"))
     assert (chain.steps, chain.tokens, chain.made_by) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
-    first = float(rows(folder)[0]["train/loss"])
-    assert first == pytest.approx(loss_of_first_batch(home, run), abs=1e-5)
+    net, _ = load_model(home / "tied")
+    data, seed = prepare(run.data, run.tokenizer), named_seed(0, "continued")  # the order of batches is not repeated
+    batch = TrainingStream(data.train, seq_len=32, batch_size=4, seed=seed).batch(0)
+    assert float(rows(folder)[0]["train/loss"]) == pytest.approx(plain(net, *batch).item(), abs=1e-5)
 
 
 def test_a_chain_from_weights_without_a_record_has_unknown_steps(home, tmp_path):
     shutil.copytree(home / "tied/model", tmp_path / "weights")
     run_dir, scores = train(at_home(home, f"init_from={tmp_path / 'weights'}", f"run_dir={tmp_path / 'first'}"))
     assert scores["init_from"]["steps"] is read_base(str(run_dir)).steps is None
-
-
-@torch.no_grad()
-def loss_of_first_batch(home, run):
-    """By a seed that is not the loaded run's, whose order of batches is not repeated."""
-    net, _ = load_model(home / "tied")
-    seed = named_seed(0, "continued")
-    stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=4, seed=seed)
-    tokens, targets = stream.batch(0)
-    return float(F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()))
 
 
 def test_tying_needs_a_rule_and_reports_both_losses(untied, tmp_path):

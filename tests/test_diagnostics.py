@@ -22,11 +22,6 @@ PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
 
 
-def measured_run(text, run_dir, every, **changes):
-    """The folder of a run of twenty steps."""
-    return train(short_run(text, run_dir, diagnostics=DiagnosticsConfig(every=every), **changes))[0]
-
-
 def measures(folder, name):
     return column(folder, name, "diagnostics")
 
@@ -139,9 +134,8 @@ def test_losses_and_norms_by_band_match_the_saved_model(text_file, tmp_path):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
 def test_a_compiled_model_is_measured_too(text_file, tmp_path, request):
     request.addfinalizer(torch.compiler.reset)  # compiled code of a model with hooks must not reach other tests
-    plain, compiled = (
-        measured_run(text_file, tmp_path / str(on), 3, head=HEADS["tied_scaled"], max_steps=7, compile=on)
-        for on in (False, True)
-    )
+    changes = {"diagnostics": DiagnosticsConfig(every=3), "head": HEADS["tied_scaled"], "max_steps": 7}
+    runs = (short_run(text_file, tmp_path / str(on), compile=on, **changes) for on in (False, True))
+    (plain, _), (compiled, _) = map(train, runs)
     for name in COLUMNS:
         assert measures(compiled, name) == pytest.approx(measures(plain, name), rel=1e-2, abs=1e-3)

@@ -97,19 +97,15 @@ def test_decoding_of_a_document_is_the_same_in_every_way(position):
 # --- a run
 
 
-def lines_run(tmp_path):
-    """A tiny run on a text of 300 documents that are shorter than its context."""
+def test_training_curve_score_and_evaluation_use_one_mask_and_an_export_says_that_it_has_none(tmp_path, caplog, capsys):
+    """By a tiny run on a text of 300 documents that are shorter than its context."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"{i} is {'odd' if i % 2 else 'even'}"}) + "\n" for i in range(300)))
     few = {"max_steps": 4, "accumulate_grad_batches": 1, "log_every_n_steps": 1, "prompts": []}
     run = small_run(path, tmp_path / "run", model=tiny(), **few)
     data = replace(run.data, source="json", document_mask=True)
     run = replace(run, data=data, validation=ValidationConfig(every=2, batches=None))
-    return run, prepare(run.data, run.tokenizer)
-
-
-def test_training_curve_score_and_evaluation_use_one_mask_and_an_export_says_that_it_has_none(tmp_path, caplog, capsys):
-    run, data = lines_run(tmp_path)
+    data = prepare(run.data, run.tokenizer)
     _, result = train(run)
     assert "has only 3,029 tokens" in caplog.text
     logged = rows(tmp_path / "run")
