@@ -17,7 +17,6 @@ from lm.cli.main import COMMANDS
 from lm.lab import results
 from scripts.pages.configuration import PAGE, page
 from scripts.pages.notebook import NOTEBOOKS, executed
-from tests.helpers.ablations import plan_in_a_moment
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -133,17 +132,6 @@ def test_the_notebook_example_runs(cwd):
     names = {}
     exec(code.replace("runs/...", "run"), names)
     assert names["logits"].shape == (*names["tokens"].shape, 257)
-
-
-@pytest.mark.slow
-def test_the_variant_of_the_readme_can_be_planned(command, cwd, monkeypatch):
-    plan_in_a_moment(monkeypatch)
-    (example,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
-    Path("mine.py").write_text(example)
-    monkeypatch.syspath_prepend(cwd)
-    code, out, error = command("ablate", "model.ffn=swiglu,mine.ReGLU", "corpus.txt", "plan_only=true", *QUICK[1:])
-    assert code == 0, error
-    assert "Which is better, ffn=swiglu or ffn=mine.ReGLU?" in out
 
 
 # --- pages
