@@ -87,9 +87,8 @@ def test_a_finished_run_is_read_and_never_touched(finished):
     left_open = {"accelerator": "auto", "precision": "auto", "loss": "auto", "threads": 2}
     for changes in ({}, left_open, {"max_tokens": scores["tokens"], "max_steps": 1}, again):
         assert train(change(run, **changes)) == (folder, scores)
-    for key, changes in (("trainer.precision", {"precision": "bf16-mixed"}), ("loss", {"loss": "chunked"})):
-        with pytest.raises(UserError, match=rf"{key} is "):
-            train(change(run, **changes))
+    with pytest.raises(UserError, match="loss is "):
+        train(change(run, loss="chunked"))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
