@@ -1,7 +1,6 @@
 """data.document_mask: a document that shares a row with others is computed as if it were alone."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from lm.training.train import train
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of
 from tests.helpers.runs import evaluate_run, rows, small_run
+from tests.helpers.texts import write_rows
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT
@@ -99,8 +99,7 @@ def test_decoding_of_a_document_is_the_same_in_every_way(position):
 
 def test_training_curve_score_and_evaluation_use_one_mask_and_an_export_says_that_it_has_none(tmp_path, caplog, capsys):
     """By a tiny run on a text of 300 documents that are shorter than its context."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{i} is {'odd' if i % 2 else 'even'}"}) + "\n" for i in range(300)))
+    path = write_rows(tmp_path / "rows.jsonl", [f"{i} is {'odd' if i % 2 else 'even'}" for i in range(300)])
     few = {"max_steps": 4, "accumulate_grad_batches": 1, "log_every_n_steps": 1, "prompts": []}
     run = small_run(path, tmp_path / "run", model=tiny(), **few)
     data = replace(run.data, source="json", document_mask=True)

@@ -32,6 +32,7 @@ from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
 from tests.helpers.runs import evaluate_run, result, short_run
+from tests.helpers.texts import write_rows
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
@@ -74,7 +75,7 @@ def test_bits_per_byte_are_of_the_bytes_and_what_only_begins_a_text_is_not_score
     backend.save(str(tmp_path / "tokenizer.json"))
     rows = [f"def f{i}(x): return {i}" for i in range(40)]
     for name, part in (("train", rows), ("val", rows[:9])):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in part))
+        write_rows(tmp_path / f"{name}.jsonl", part)
     run = short_run(tmp_path / "train.jsonl", tmp_path / "run")
     run.tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
     run.data = replace(run.data, source="json", val_path=str(tmp_path / "val.jsonl"))
@@ -164,9 +165,8 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
 
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):
     caplog.set_level("INFO")
-    rows = [json.dumps({"id": i, "text": f"def f{i}(x): return <|endoftext|>"}) for i in range(40)]
     for name in ("one.jsonl", "two.jsonl"):
-        (place / name).write_text("\n".join(rows))
+        write_rows(place / name, [f"def f{i}(x): return <|endoftext|>" for i in range(40)])
     alone = evaluate_run(asked(place, data=DataConfig(source="json", path=f"{place}/one.jsonl")))
     both, _ = answer(asked(place, texts=f"[{place}/one.jsonl,{place}/two.jsonl]"), capsys)
     assert [{key: row[key] for key in PLAIN} for row in both] == [{key: alone[key] for key in PLAIN}] * 2

@@ -12,16 +12,15 @@ import huggingface_hub.utils._http
 import pytest
 import yaml
 
-from lm.config import DataConfig, TokenizerConfig
+from lm.config import DataConfig
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.sources import addresses
 from lm.training.run_directory import RunDirectory
 from tests.helpers import hub
-from tests.helpers.texts import documents
+from tests.helpers.texts import BYTE, documents, write_rows
 
-BYTES = TokenizerConfig(kind="byte", vocab_size=None)
 CARD = b"""---
 configs:
 - {config_name: small, data_files: [{split: train, path: small/train-*}, {split: validation, path: small/val-*}]}
@@ -132,7 +131,7 @@ def test_what_there_is_not_is_one_line_before_the_text_is_read(server, tmp_path)
     for settings, message in ABSENT:
         server.sent.clear()
         with pytest.raises(UserError) as caught:
-            prepare(stories(tmp_path, **settings), BYTES)
+            prepare(stories(tmp_path, **settings), BYTE)
         assert re.fullmatch(message, str(caught.value)), settings
         assert "column" in settings or set(server.sent) <= {"README.md"}
 
@@ -146,10 +145,10 @@ def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(server, tmp_p
     config, shard = stories(tmp_path), "small/train-00001-of-00002.parquet"
     server.fault = lambda path: 503 if path.endswith(shard) else None
     with pytest.raises(UserError, match=r"^data\.path=owner/\w+: HfHubHTTPError: .*503"):
-        prepare(config, BYTES)
+        prepare(config, BYTE)
     assert not list(tmp_path.glob("cache/tokens/*/*"))
     server.fault = lambda path: None
-    assert sum(map(len, documents(prepare(config, BYTES)))) == 400
+    assert sum(map(len, documents(prepare(config, BYTE)))) == 400
 
 
 @pytest.mark.usefixtures("waits")
@@ -159,21 +158,21 @@ def test_another_version_in_the_cache_of_the_library_is_not_taken(server, tmp_pa
     server.commit("owner/stories", STORIES | {"small/train-00001-of-00002.parquet": hub.shard(["new"])})
     server.fault = lambda path: 503 if path.endswith("README.md") else None
     with pytest.raises(UserError, match=r"^data\.path=owner/stories: "):
-        prepare(stories(tmp_path), BYTES)
+        prepare(stories(tmp_path), BYTE)
 
 
 def test_a_published_split_is_the_validation_text_and_the_tokens_of_a_commit_are_kept(server, tmp_path, monkeypatch):
     commit = server.commit("owner/stories", STORIES)
     branch, pinned = (stories(tmp_path, val_split="validation", revision=name) for name in (None, commit))
-    data = prepare(branch, BYTES)
+    data = prepare(branch, BYTE)
     assert (documents(data), data.revision) == ((TRAIN, VAL), commit)
     server.asked.clear()
-    assert prepare(pinned, BYTES).hash == data.hash
+    assert prepare(pinned, BYTE).hash == data.hash
     assert server.asked == []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for config in branch, replace(pinned, name="large", val_split=None), replace(branch, revision="v1"):
         with pytest.raises(UserError, match=r"^data\.path=owner/stories: .*OfflineModeIsEnabled"):
-            prepare(config, BYTES)
+            prepare(config, BYTE)
 
 
 # --- published validation texts
@@ -184,20 +183,19 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path):
         (tmp_path / name).write_text(text)
     folder = str(tmp_path)
     config = DataConfig(source="text", path=f"{folder}/*.txt", val_path=f"{folder}/c.val", seq_len=8, cache_dir=folder)
-    data, few = prepare(config, BYTES), prepare(replace(config, max_bytes=10), BYTES)
+    data, few = prepare(config, BYTE), prepare(replace(config, max_bytes=10), BYTE)
     assert documents(data) == (["training\ntraining\ntraining\n", "more\n"], ["validation\n"])
     assert (documents(few), few.val_bytes) == ((["training\nt"], ["validation\n"]), 11)
     with pytest.raises(UserError, match=rf"^data\.val_path=.*: {folder}/b\.txt belongs to data\.path=.* as well$"):
-        prepare(replace(config, val_path=f"{folder}/b.txt"), BYTES)
+        prepare(replace(config, val_path=f"{folder}/b.txt"), BYTE)
 
 
 def test_rows_may_be_the_lines_of_one_text(tmp_path):
-    rows, path = ["", " = Title = \n", "", " A line .", " Another \n"], tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    path = write_rows(tmp_path / "rows.jsonl", ["", " = Title = \n", "", " A line .", " Another \n"])
     config = DataConfig(source="json", path=str(path), seq_len=1, val_fraction=0.5, cache_dir=str(tmp_path))
-    lines = prepare(replace(config, rows="lines"), BYTES)
+    lines = prepare(replace(config, rows="lines"), BYTE)
     assert documents(lines) == ([" = Title = \n A l"], ["ine .\n Another \n"])
-    assert lines.hash != prepare(config, BYTES).hash
+    assert lines.hash != prepare(config, BYTE).hash
 
 
 def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
@@ -212,7 +210,7 @@ def test_the_word_of_a_run_downloads_no_text(server, tmp_path):
         (stories(tmp_path), None, "comes from owner/stories, of no commit"),
         (stories(tmp_path), commit, "data.path=owner/stories: its tokens are not in "),
     ):
-        settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTES)}
+        settings = {"data": asdict(data), "data_revision": revision, "tokenizer": asdict(BYTE)}
         settings |= {"data_hash": "", "tokenizer_hash": "", "started_in": ".", "code": {}, "requested": {}}
         (tmp_path / "config.yaml").write_text(f"config_hash: x\n{yaml.safe_dump(settings)}")
         with pytest.raises(UserError, match=f"{line}.*; give a text: data=text data.path=FILE$"):

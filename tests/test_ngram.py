@@ -16,9 +16,7 @@ from lm.data.batches import TrainingStream
 from lm.data.ngram import ORDER, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.lab.targets import ExpectedTokens
-from tests.helpers.texts import documents
-
-BYTE = TokenizerConfig(kind="byte", vocab_size=None)
+from tests.helpers.texts import BYTE, documents
 
 
 class Plain:

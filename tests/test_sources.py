@@ -22,8 +22,7 @@ from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.sources import tables
 from tests.helpers import hub, texts
-
-BYTE = TokenizerConfig(kind="byte", vocab_size=None)
+from tests.helpers.texts import BYTE
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from lm.data.tokens import prepare
 from lm.decoding import Sampling, generate
 from lm.errors import UserError
 from tests.helpers.decoding import sensitive, tokens
-from tests.helpers.texts import stored
+from tests.helpers.texts import stored, write_rows
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
 BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])
@@ -258,11 +258,10 @@ def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(make,
     """As `data=json` of the same documents has, also where a document is decoded in many pieces."""
     tokenizer = loaded(tmp_path, make().to_str())
     rows = ["x = 1", "naïve 日本語 🙂 f(x)" * 50, "a", "two  words\n"] * 10
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
-    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x = 1\n" * 20}))
     own = TokenizerConfig(kind="file", vocab_size=None, path=f"{tmp_path}/tokenizer.json")
     settings = {"seq_len": 8, "cache_dir": f"{tmp_path}/cache"}
-    paths = {"path": f"{tmp_path}/train.jsonl", "val_path": f"{tmp_path}/rows.jsonl"}
+    train, val = write_rows(tmp_path / "train.jsonl", ["x = 1\n" * 20]), write_rows(tmp_path / "val.jsonl", rows)
+    paths = {"path": str(train), "val_path": str(val)}
     expected = prepare(DataConfig(source="json", **paths, **settings), own)
     for name in ("train", "val"):
         ids = np.asarray(getattr(expected, name))

@@ -27,9 +27,9 @@ from lm.data.text import chunks, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
 from lm.errors import UserError
-from tests.helpers.texts import documents, stored, texts
+from tests.helpers.texts import BYTE, documents, stored, texts, write_rows
 
-BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
+BPE = TokenizerConfig(vocab_size=300)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
 WORDS = ["a", "b;", "()", "é", "1", "s", "'", "_", "你", "。"]  # between which ByteLevel ends a word, or not
 SPACES = ["\n", "\n\n", " ", "    ", " \n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000"]
@@ -121,7 +121,7 @@ def test_a_validation_text_in_the_training_text_is_said_once(source, caplog):
     assert (prepare(source, BYTE).copied, caplog.messages) == (0.0, [])
     (inside := path.with_name("inside.txt")).write_text(text[20_000:24_000])
     (twice := path.with_name("twice.txt")).write_text(f"{text}\n{text}")
-    (rows := path.with_name("rows.jsonl")).write_text("".join(json.dumps({"text": word}) + "\n" for word in words * 2))
+    rows = write_rows(path.with_name("rows.jsonl"), words * 2)
     changes = {"val_path": str(inside)}, {"path": str(twice)}, {"source": "json", "path": str(rows)}
     for change, share in zip(changes, (0.9, 0.9, 0.3), strict=True):
         for _ in range(2):  # also when the tokens are there

@@ -1,10 +1,14 @@
 """Texts from sources of a test."""
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 
+from lm.config import TokenizerConfig
 from lm.data.text import read
+
+BYTE = TokenizerConfig(kind="byte", vocab_size=None)
 
 
 @dataclass(slots=True)
@@ -27,6 +31,12 @@ class Listed:
 def stored(folder, pairs):
     """Documents, each a name and a text, as a text on disk."""
     return read(Listed(pairs), folder / "text")
+
+
+def write_rows(path, texts):
+    """Write a table of JSON Lines, a row for each text; return its path."""
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return path
 
 
 def texts(part):
