@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import HEADS, ROOT, TEXT, UNTIED, WHOLE_RESULT, tiny
 
 from lm import generate, load_model
@@ -71,8 +70,6 @@ def test_a_run_leaves_what_the_design_promises(finished):
     assert scores["tokens"] == 20 * 4 * 32
     assert scores["val_tokens"] == len(TEXT) - int(len(TEXT) * 0.9), "bytes: every validation token once"
     assert scores["val_bpb"] == pytest.approx(scores["val_loss"] / math.log(2)), "bytes: a token is a byte"
-    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["d_model"] == 32
-    assert [int(row["step"]) for row in rows(folder)] == list(range(1, 21))
     names = sorted(path.name for path in (folder / "model").iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]
     assert checkpoints(run) == [10, 20]
