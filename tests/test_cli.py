@@ -101,6 +101,10 @@ MISTAKES = """
     train data=json data.path=. -> data.path=.: a folder without .json
     train data=hub data.path=./configs -> data.path=./configs:
     train tokenizer=file tokenizer.path=absent -> tokenizer.path: absent: No such file
+    train my.txt trainer.max_steps=5 max_tokens=9 -> trainer.max_steps=5 max_tokens=9: expected one length
+    train -m my.txt trainer.max_epochs=1 trainer.max_steps=5,6 -> expected one length
+    train init_from=base --cfg job -> init_from=base: is read after --cfg
+    train -m my.txt data.max_bytes=2000,100000 -> different recipes
     train --config-dir absent -> absent
     train --config-dir configs model=bad -> bad
     train --config-dir configs model=misspelt -> model.n_layer
@@ -159,6 +163,10 @@ MISTAKES = """
     ablate head=tied,untied overrides=[optim.lr=0.5] -> expected each setting of all arms by itself
     ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
     ablate confirm=nowhere -> confirm=nowhere: no such folder
+    ablate ablation=smoke slurm.parameters.job_name=x -> slurm.parameters.job_name
+    ablate ablation=smoke slurm.parameters.dependency=x -> slurm.parameters.dependency
+    ablate ablation=smoke slurm.parameters={additional_parameters:{job-name:x}} -> slurm.parameters.job_name
+    ablate ablation=smoke slurm.parameters={additional_parameters:{dependency:x}} -> slurm.parameters.dependency
     look run_dir=absent -> error: run_dir=absent
     look run_dir=[absent, -> error: run_dir
     look folder=absent -> error: folder=absent

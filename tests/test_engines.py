@@ -133,10 +133,7 @@ def test_an_absent_package_is_named(tmp_path, monkeypatch):
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts():
-    for key in ("job_name", "dependency"):
-        for given in ({key: "x"}, {"additional_parameters": {key.replace("_", "-"): "x"}}):
-            with pytest.raises(UserError, match=rf"slurm\.parameters\.{key}"):
-                SlurmConfig(parameters=given)
+    """Names and dependencies of the user are refused: tests/test_cli.py."""
     settings = SlurmConfig(parameters={"qos": "long", "additional_parameters": {"reservation": "lab"}})
     parameters = job_parameters("run", 2, 0, settings)
     assert (parameters["job_name"], parameters["cpus_per_task"], parameters["qos"]) == ("run", 2, "long")
