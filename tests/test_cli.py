@@ -163,6 +163,29 @@ MISTAKES = """
     ablate head=tied,untied overrides=[optim.lr=0.5] -> expected each setting of all arms by itself
     ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
     ablate confirm=nowhere -> confirm=nowhere: no such folder
+    ablate ablation=smoke head=untied -> error: ablation.arms.tied: head=tied
+    ablate ablation=smoke seed=3 -> error: ablation.arms.tied: seed=3
+    ablate ablation=smoke max_minutes=1 -> error: ablation.arms.tied: max_minutes=1
+    ablate ablation=smoke ~ablation.arms.untied -> error: ablation.arms: has 1
+    ablate ablation=smoke ablation.arms.untied=['model.n_layer=3'] -> ablation.arms.untied: model.n_layer=3: Key
+    ablate ablation=smoke ablation.arms.untied=['seed=3'] -> error: ablation.arms.untied: seed=3
+    ablate ablation=smoke ablation.arms.untied=['trainer.max_steps=9'] -> ablation.arms.untied: trainer.max_steps=9
+    ablate ablation=smoke ablation.arms.untied=['trainer.devices=2'] -> error: ablation.arms.untied: trainer.devices
+    ablate ablation=smoke ablation.metric=loss -> error: ablation.metric=loss: choose one of val_loss, val_bpb, val_top1
+    ablate ablation=smoke ablation.metric=val_top1 ablation.equivalence_margin=null -> equivalence_margin: is missing
+    ablate ablation=smoke ablation.equivalence_margin=0 -> error: ablation.equivalence_margin=0.0
+    ablate ablation=smoke ablation.primary=[tied] -> error: ablation.primary: tied
+    ablate ablation=smoke +ablation.baselines={untied:untied} -> error: ablation.baselines.untied=untied
+    ablate ablation=smoke ablation.seeds=[0,1,0] -> error: ablation.seeds=[0, 1, 0]
+    ablate ablation=smoke ablation.seed_offsets.untied=1 -> error: ablation.seed_offsets.untied=1
+    ablate ablation=smoke seeds=3 ablation.looks=[3,2] -> error: ablation.looks=[3, 2]
+    ablate ablation=smoke seeds=11 folds=true my.txt -> error: ablation.seeds: 11 seeds hold out 11 different parts
+    ablate ablation=smoke +ablation.contrasts.it={untied:1,tied:-0.5} -> ablation.contrasts.it={'untied': 1, 'tied': -
+    ablate ablation=smoke +ablation.contrasts.it={untied:1,tid:-1} -> error: ablation.contrasts.it=tid
+    ablate ablation=smoke +ablation.match_parameters.untied=model.dropout -> match_parameters.untied=model.dropout
+    ablate ablation=smoke +ablation.match_parameters.tied=model.d_ff -> error: ablation.match_parameters: tied
+    ablate ablation=smoke tune=data.val_fraction my.txt -> error: ablation.tune=data.val_fraction
+    ablate ablation=smoke tune=model.dropout my.txt -> error: ablation.tune=model.dropout: expected a setting that is
     ablate ablation=smoke slurm.parameters.job_name=x -> slurm.parameters.job_name
     ablate ablation=smoke slurm.parameters.dependency=x -> slurm.parameters.dependency
     ablate ablation=smoke slurm.parameters={additional_parameters:{job-name:x}} -> slurm.parameters.job_name
