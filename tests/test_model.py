@@ -1,4 +1,4 @@
-"""Properties of models with every part, blocks by their definition, initial values, sizes and samples."""
+"""Properties of models with every part, blocks by their definition, initial values, sizes, the loss and samples."""
 
 import math
 from copy import deepcopy
@@ -17,6 +17,7 @@ from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Context
+from lm.training.loss import plain
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
 
@@ -290,7 +291,16 @@ def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view(
     assert all(tensor.isfinite().all() for tensor in passes(kernel, torch.zeros(2, 8), weight))
 
 
-# --- raw logits: argmax and samples
+# --- raw logits: the loss, argmax and samples
+
+
+def test_the_loss_takes_logits():
+    """A softmax before it would give another."""
+    net, (tokens, targets) = build("untied"), random_tokens(2, 4, SEQ)
+    p = net(tokens).softmax(-1)
+    by_hand = -p.gather(-1, targets[..., None]).log().mean()
+    assert plain(net, tokens, targets).item() == pytest.approx(by_hand.item())
+    assert abs(F.cross_entropy(p.flatten(0, 1), targets.flatten()) - by_hand) > 1e-4
 
 
 def test_argmax_of_logits_is_argmax_of_softmax():
