@@ -1,4 +1,4 @@
-"""Properties of models with every part, blocks by their definition, initial values, sizes, the loss and samples."""
+"""Properties of models with every part, blocks and rotations by their definition, initial values, sizes, the loss and samples."""
 
 import math
 from copy import deepcopy
@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, VOCAB
+from conftest import SEQ, VOCAB, tiny
 from torch import nn
 
 from lm import config
@@ -16,7 +16,7 @@ from lm.model.init import initialise
 from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
 from lm.model.size import flops_per_token, n_params, n_params_by_role
-from lm.model.transformer import Context
+from lm.model.transformer import POSITIONS, Context, KVCache
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
@@ -39,6 +39,15 @@ def test_logits_depend_on_the_present_and_the_past_alone(net):
     gap = (net(changed) - net(first)).abs().amax(-1)
     assert gap.tril(-1).max() < 1e-6
     assert gap.diagonal().min() > 1e-4
+
+
+@torch.no_grad()
+def test_cached_equals_full(net):
+    """A token or several at a time, through a cache that is longer than needed."""
+    tokens, lengths, cache = TOKENS[:, :5], [2, 1, 2], KVCache(SEQ)
+    positions = torch.arange(5).expand(len(tokens), -1).split(lengths, 1)
+    parts = [net(part, p, cache) for part, p in zip(tokens.split(lengths, 1), positions, strict=True)]
+    assert torch.allclose(torch.cat(parts, 1), net(tokens), atol=1e-5)
 
 
 def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net):
@@ -79,6 +88,16 @@ def test_a_block_in_either_order_equals_its_definition(norm):
     torch.testing.assert_close(pre(x, CAUSAL), between + pre.ffn(normed(between)))
     between = normed(x + pre.attn(x, CAUSAL))
     torch.testing.assert_close(post(x, CAUSAL), normed(between + pre.ffn(between)))
+
+
+def test_rope_rotates_each_pair_by_its_own_angle():
+    """Coordinates (i, i + K/2) are one complex number, rotated by position * theta^(-2i/K)."""
+    torch.manual_seed(0)
+    x, positions, width = torch.randn(2, 4, SEQ, 8), torch.arange(SEQ), 8
+    angle = positions[:, None] * 10000.0 ** (-2 * torch.arange(4) / width)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    rotated = POSITIONS["rope"](tiny(), SEQ).rotation(positions)(x)
+    assert torch.allclose(rotated, torch.cat((expected.real, expected.imag), -1), atol=1e-5)
 
 
 @torch.no_grad()
