@@ -1,4 +1,4 @@
-"""Properties of models with every part, blocks and rotations by their definition, initial values, sizes, the loss and samples."""
+"""Properties of models with every part, parts by their definition, initial values, sizes, the loss and samples."""
 
 import math
 from copy import deepcopy
