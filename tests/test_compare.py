@@ -259,12 +259,12 @@ def test_a_confirmation_is_asked_resumed_and_shown(corpus, lab, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
         code, _, error = lab("ablate", f"confirm={folder}", "output_dir=new")
-        assert (code, f"confirm={folder}: tied is another now (of other code" in error) == (2, True), error
+        assert (code, f"confirm={folder}: the arm tied has changed (of other code" in error) == (2, True), error
     whole = corpus.read_text()
     try:
         corpus.write_text(whole[::-1])
         code, _, error = lab("ablate", f"confirm={folder}", "output_dir=new")
     finally:
         corpus.write_text(whole)
-    assert (code, "tied is another now (its text has changed)" in error) == (2, True), error
+    assert (code, "the arm tied has changed (the text is another)" in error) == (2, True), error
     assert not Path("new").exists()

@@ -16,7 +16,7 @@ from lm.model.init import initialise
 from lm.model.kernels import rms_norm
 from lm.model.linear import Linear, linear
 from lm.model.size import flops_per_token, n_params, n_params_by_role
-from lm.model.transformer import POSITIONS, Context, KVCache
+from lm.model.transformer import FFN, POSITIONS, Context, KVCache
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
@@ -88,6 +88,26 @@ def test_a_block_in_either_order_equals_its_definition(norm):
     torch.testing.assert_close(pre(x, CAUSAL), between + pre.ffn(normed(between)))
     between = normed(x + pre.attn(x, CAUSAL))
     torch.testing.assert_close(post(x, CAUSAL), normed(between + pre.ffn(between)))
+
+
+FFN_BY_HAND = {
+    "relu": lambda up, gate: up.clamp(min=0),
+    "relu2": lambda up, gate: up.clamp(min=0) ** 2,
+    "gelu": lambda up, gate: up * (1 + torch.erf(up / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda up, gate: up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2,
+    "silu": lambda up, gate: up / (1 + torch.exp(-up)),
+    "swiglu": lambda up, gate: up * gate / (1 + torch.exp(-gate)),
+}
+
+
+@pytest.mark.parametrize("name", config.FFNS)
+def test_an_ffn_equals_its_definition(name):
+    torch.manual_seed(0)
+    ffn, x = FFN(tiny(ffn=name, bias=True)), 3 * torch.randn(2, 5, 32)
+    gate = ffn.gate_proj(x) if ffn.gate_proj else None
+    assert (gate is not None) == (name == "swiglu")
+    expected = ffn.down_proj(FFN_BY_HAND[name](ffn.up_proj(x), gate))
+    torch.testing.assert_close(ffn(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rope_rotates_each_pair_by_its_own_angle():

@@ -323,13 +323,13 @@ def _check_confirmed(source: Path, arms: Arms) -> None:
             data = replace(data, fold=asked.first_fold + first.seeds.index(asked.seeds[0]))
         text_hash = prepare(data, arm.run.tokenizer).hash
         same_text = text_hash == first.arms[name].identity["data_hash"]
-        difference = _difference(first, source, arm) if same_text else "its text has changed"
+        difference = _difference(first, source, arm) if same_text else "the text is another"
         if difference:
-            raise UserError(f"confirm={source}: {name} is another now ({difference}); expected the arms as they were")
+            raise UserError(f"confirm={source}: the arm {name} has changed ({difference}); expected the arms as asked")
 
 
 def _difference(record: AblationRecord, folder: Path, arm: Arm) -> str:
-    """Return in what an arm differs from the one in the record of a folder; empty if both make the same runs."""
+    """Return in what an arm differs from the arm in the record of a folder; empty if both make the same runs."""
     before = record.arms[arm.name]
     paths = {key: before.settings[key] for key in PATHS if before.settings.get(key)}
     paths = {key: as_started(folder, record.started_in, path) for key, path in paths.items()}
