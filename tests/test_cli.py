@@ -115,6 +115,7 @@ MISTAKES = """
     generate run_dir=. prompt=\udce9 -> prompt=
     generate folder=x -> folder: no such key
     generate run_dir=x prompt=x temperature=0,7 -> temperature=0,7: Value '0,7'
+    generate run_dir=x prompt=x seed=1 -> seed=1: has no use with temperature=0
     generate run_dir=x prompt=x top_k=[1 -> top_k=[1
     generate run_dir=x my.txt -> prompt_file=my.txt
     generate prompt=x -> error: run_dir: there is no finished run
@@ -228,7 +229,7 @@ ODD += ["", "def f(x, y):", "${seed}", "???", "[1, 2", "{", "'", '"', "\n", "=",
 
 def test_text_arrives_as_typed_in_a_flat_command():
     for value in ODD:
-        config = parse(GenerateConfig, [f"run_dir={value}", f"prompt={value}", "seed=7"])
+        config = parse(GenerateConfig, [f"run_dir={value}", f"prompt={value}", "temperature=1", "seed=7"])
         run_dir = None if value == "null" else os.path.expanduser(value)
         assert (config.run_dir, config.prompt, config.seed) == (run_dir, value, 7)
     assert parse(GenerateConfig, ["run_dir=x", "top_k=null"]).top_k is None

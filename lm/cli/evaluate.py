@@ -131,7 +131,7 @@ def score(config: EvaluateConfig) -> int:
         for text in texts:
             label = "validation text" if text is None else without_secrets(text.path or text.source)
             try:
-                with error_prefix(f"run_dir={name}, {label}"):
+                with error_prefix(f"run_dir={name}" if text is None else f"run_dir={name}, {label}"):
                     values = score_text(net, tokenizer, Path(name), text, config, encoded)
                 scores.append({"run": name, "text": label, **values})
             except UserError as error:

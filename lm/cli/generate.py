@@ -18,7 +18,7 @@ from typing import Any
 
 from lm.cli import command_line
 from lm.cli.arguments import is_folder, parse, split_words, with_folders
-from lm.errors import UserError, check_settings, expand_paths, reading
+from lm.errors import UserError, check_settings, check_unused, expand_paths, reading
 from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
 
@@ -45,6 +45,8 @@ class GenerateConfig:
         check_settings("", self, "threads", "n_samples", "top")
         if self.n_samples > 1 and self.temperature == 0:
             raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
+        if self.temperature == 0:
+            check_unused("", self, "temperature=0 (greedy; temperature=1 samples)", "seed")
 
 
 SCHEMA = GenerateConfig

@@ -179,13 +179,13 @@ class RunDirectory:
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
             hashes = saved["data_hash"], saved["tokenizer_hash"]
         if config.source == "hub" and not COMMIT.fullmatch(str(config.revision)):
-            raise UserError(f"run_dir={self.path}: its text comes from {config.path}, of no commit; {GIVE}")
+            raise UserError(f"its text comes from {config.path}, of no commit; {GIVE}")
         if not os.access(config.cache / "tokens", os.R_OK):  # the run was made elsewhere
             config = replace(config, cache_dir=DataConfig().cache_dir)
         data = prepare(config, tokenizer, self.tokenizer, downloads=False)
         if (data.hash, data.tokenizer.hash) != hashes:
             changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
-            raise UserError(f"run_dir={self.path}: {changed} changed since training; {GIVE}")
+            raise UserError(f"{changed} changed since training; {GIVE}")
         return data
 
     def has_begun(self) -> bool:

@@ -165,14 +165,12 @@ def percent(share: float) -> str:
 def margin_in_words(metric: str, margin: float) -> str:
     """Return an equivalence margin with its unit.
 
-    >>> margin_in_words("val_loss", 0.01), margin_in_words("val_bpb", 0.01)
-    ('1 % of perplexity', '0.01 bits per byte')
+    >>> margin_in_words("val_loss", 0.01), margin_in_words("val_bpb", 0.01), margin_in_words("val_loss", 3)
+    ('1 % of perplexity', '0.01 bits per byte', '3 nats per token')
     """
-    return (
-        f"{100 * math.expm1(margin):.2g} % of perplexity"
-        if metric == "val_loss" and margin < TOO_FAR
-        else f"{margin:g} {METRICS[metric].unit}"
-    )
+    if metric == "val_loss" and margin < math.log(1.99):
+        return f"{100 * math.expm1(margin):.2g} % of perplexity"
+    return f"{margin:g} {METRICS[metric].unit}"
 
 
 def _within(contrast: Contrast) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData
-from lm.errors import UserError
+from lm.errors import UserError, error_prefix
 from lm.folder import load_model, model_folder
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
@@ -30,7 +30,8 @@ class LoadedModel:
     @cached_property
     def text(self) -> TextData:
         """The text of the run. Raises UserError if it is not at hand."""
-        return RunDirectory(self.path).read_text()
+        with error_prefix(f"run_dir={self.path}"):
+            return RunDirectory(self.path).read_text()
 
 
 def load(name: str, path: Path, classes: Sequence[str] = ()) -> LoadedModel:
