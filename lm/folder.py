@@ -112,11 +112,26 @@ class ModelSettings:
         check_settings("", self, "vocab_size", "seq_len")
 
 
+def run_of(folder: str | Path) -> Path:
+    """Return the directory of the run to which a folder belongs: the folder, or of the folder of a model the parent."""
+    path = Path(folder)
+    return path.parent if path.name == "model" and is_run(path.parent) else path
+
+
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """Return the model folder of a run. `run_dir` may be the model folder, or a folder of transformers.
 
     Raises UserError if there is no such folder, or if a folder of transformers cannot be converted; OSError if the
     folder cannot be read.
+    """
+    folder, is_of_transformers = find_model(run_dir, key)
+    return from_lab("lm.lab.formats.huggingface.converted")(folder) if is_of_transformers else folder
+
+
+def find_model(run_dir: str | Path, key: str = "run_dir") -> tuple[Path, bool]:
+    """Return the folder with the files of a model, and whether the folder is of transformers. Write nothing.
+
+    Raises UserError and OSError, as `model_folder` does.
     """
     folder = Path(os.path.expanduser(run_dir))
     if not folder.is_dir():
@@ -132,10 +147,7 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
     with reading(folder / "config.json"):
-        is_of_transformers = "model_type" in read_json(folder / "config.json")
-    if is_of_transformers:
-        folder = from_lab("lm.lab.formats.huggingface.converted")(folder)
-    return folder
+        return folder, "model_type" in read_json(folder / "config.json")
 
 
 def _without_model(folder: Path, key: str) -> str:

@@ -37,6 +37,7 @@ def place(tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "utf16.txt").write_bytes("ab".encode("utf-16le"))
     (folder / "gone.txt").symlink_to("nowhere")
     (folder / "report.pdf").write_bytes(b"%PDF" + b"e" * 9000)
     (folder / "configs/model").mkdir(parents=True)
@@ -125,6 +126,7 @@ MISTAKES = """
     generate run_dir=absent -- -hello -> absent
     generate run_dir=. prompt_file=absent -> absent
     generate run_dir=. prompt_file=latin.txt -> latin.txt
+    generate run_dir=. prompt_file=utf16.txt -> utf16.txt: has a zero byte
     generate . self.x=1 -> self.x: no such key; --help shows the settings (a prompt: prompt=self.x=1)
     generate . temperatur=1 -> did you mean temperature=1? (a prompt: prompt=temperatur=1)
     evaluate my.txt books/one.txt -> 'texts=[my.txt,books/one.txt]'

@@ -48,6 +48,7 @@ def place(tmp_path_factory):
         train(short_run(folder / "corpus.txt", folder / name, seed=seed, tokenizer=TokenizerConfig(vocab_size=300)))
     shutil.copytree(folder / "b", folder / "damaged")
     (folder / "damaged/model/config.json").write_text("{}")
+    shutil.copytree(folder / "b/model", folder / "bare")
     return folder
 
 
@@ -95,20 +96,22 @@ def test_bits_per_byte_are_of_the_bytes_and_what_only_begins_a_text_is_not_score
 
 def test_a_run_without_cache_has_its_own_tokenizer(place, tmp_path, monkeypatch):
     expected = scored(place)
+    assert scored(place, run_dir=f"{place}/a/model") == expected
     shutil.move(place / "cache", tmp_path / "cache")
     monkeypatch.setattr("lm.data.tokenizer.train_bpe", None)
     assert scored(place) == expected
 
 
-def test_losses_by_frequency_equal_a_computation_by_hand():
+def test_losses_by_target_and_frequency_equal_a_computation_by_hand():
     train_tokens = np.repeat(np.arange(8, dtype=np.uint16), [40, 35, 30, 9, 9, 9, 1, 0])
     tokens = {1: [0], 2: [1], 3: [2], 4: [3, 4], 5: [5, 6, 7]}  # of each band
     logits, targets = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 8
     losses = F.cross_entropy(logits, targets, reduction="none")
     targets[targets == 2] = IGNORED  # so the third band has no targets
-    details = Details(8)
+    details = Details(8, str)
     details.add(logits, targets)
-    rows = details.scores(train_tokens)["by_frequency"]
+    scores = details.scores(train_tokens)
+    rows = scores["by_frequency"]
     counts = [(row["band"], row["vocabulary"], row["least"], row["most"]) for row in rows]
     assert counts == [(1, 1, 40, 40), (2, 1, 35, 35), (4, 2, 9, 9), (5, 3, 0, 9)]
     for row in rows:
@@ -116,6 +119,14 @@ def test_losses_by_frequency_equal_a_computation_by_hand():
         assert (row["tokens"], row["loss"]) == (len(own), pytest.approx(own.mean().item(), rel=1e-5))
     assert frequency_bands(np.array([1, 0, 2])).tolist() == [1, 2, 0], "fewer tokens than bands"
     assert details.scores(None)["frequency_in"] == "the scored text"
+    total = float(losses[targets != IGNORED].sum())
+    assert {row["target"] for row in scores["by_target"]} == {*"0134567"}
+    shares = [row["share"] for row in scores["by_target"]]
+    assert shares == sorted(shares, reverse=True)
+    for row in scores["by_target"]:
+        own = losses[targets == int(row["target"])]
+        assert (row["tokens"], row["loss"]) == (len(own), pytest.approx(own.mean().item(), rel=1e-5))
+        assert row["share"] == pytest.approx(own.sum().item() / total, rel=1e-5)
 
 
 # --- what is printed
@@ -151,9 +162,11 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     (place / "copy.md").write_text(TEXT)
     (place / "longer.md").write_text(f"{TEXT}more\n")
     scored(place, "longer.md")
-    assert "trained on a part of this text" not in caplog.text
-    scored(place, "copy.md")
-    assert f"run_dir={place}/a was trained on a part of this text" in caplog.text
+    assert re.search("trained on a text that holds [89][0-9]% of this text", caplog.text)
+    for name in ("a", "a/model"):
+        caplog.clear()
+        scored(place, "copy.md", run_dir=f"{place}/{name}")
+        assert f"run_dir={place}/a was trained on a part of this text" in caplog.text
     caplog.clear()
     config = place / "a/config.yaml"
     saved = config.read_text()
@@ -161,6 +174,10 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     scored(place, "copy.md")
     config.write_text(saved)
     assert "trained on a part of this text" in caplog.text
+    caplog.clear()
+    (place / "held out.md").write_text(TEXT[-len(TEXT) // 10 :])
+    scored(place, "held out.md")
+    assert "trained on" not in caplog.text
 
 
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):
@@ -178,7 +195,7 @@ def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplo
     [
         ("run_dir=[{0}/a,{0}/c]", "run_dir={0}/c: "),
         ("run_dir=[{0}/a,]", "run_dir=[{0}/a,]: "),
-        ("run_dir=[{0}/a,{0}/a/model]", "{0}/a/model/config.yaml: "),
+        ("run_dir=[{0}/a,{0}/bare]", "{0}/bare/config.yaml: "),
         ("run_dir=[{0}/a,{0}/damaged] texts={0}/one.txt", "{0}/damaged/model/config.json: "),
         ("run_dir={0}/a texts=[{0}/one.txt,{0}/four.txt]", "texts={0}/four.txt: "),
         ("run_dir={0}/a texts={0}/*.pdf", "texts={0}/*.pdf: "),

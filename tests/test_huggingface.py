@@ -309,10 +309,14 @@ def test_a_token_that_only_transformers_adds_is_refused(smol):
         (names, added("<think>", 257)),
         (names, added("<|endoftext|>", 1)),
         (smol / "added_tokens.json", {"<think>": 257}),
+        (names, {"additional_special_tokens": ["<|endoftext|>", "<think>"]}),
+        (names, {"extra_special_tokens": {"image_token": "<image>"}}),
+        (names, {"pad_token": {"content": "<pad>", "lstrip": False}}),
+        (smol / "special_tokens_map.json", {"bos_token": "<s>"}),
     ):
         before = path.read_text() if path.exists() else "{}"
         change(path, **content)
-        with pytest.raises(UserError, match=r"tokenizer\.json lacks the added token '<.*save_pretrained"):
+        with pytest.raises(UserError, match=r"tokenizer\.json lacks the token '<.*save_pretrained"):
             load_model(smol)
         path.write_text(before)
 

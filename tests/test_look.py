@@ -242,6 +242,15 @@ def test_a_port_that_is_taken_is_refused(server, folder, command):
 # --- the page in a browser
 
 
+VISIBLE = """() => {
+    const top = document.querySelector("#step").getBoundingClientRect().top;
+    return [...document.querySelectorAll(".token")].filter((token) => {
+        const box = token.getBoundingClientRect();
+        return box.height && box.top > 0 && box.bottom <= top;
+    }).length;
+}"""
+
+
 def fits_a_phone(page):
     page.set_viewport_size({"width": 390, "height": 844})
     fits = page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -265,6 +274,12 @@ def page():
 def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page, server):
     opened(page, server, "prompt")
     page.wait_for_selector(".token.chosen")  # a line of the validation text is continued already
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    page.wait_for_selector(".token.chosen")
+    page.wait_for_selector("#stop", state="hidden")
+    assert page.evaluate(VISIBLE) > 5, "the candidates of both models leave some of the text in sight"
+    page.set_viewport_size({"width": 1200, "height": 800})
     assert len(page.input_value("[name=prompt]")) >= 10
     page.fill("[name=prompt]", "def f1(x, y):\n    return x <b>")
     page.fill("[name=max_new_tokens]", "40")

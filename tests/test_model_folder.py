@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shlex
 import shutil
 import subprocess
 from itertools import islice
@@ -163,8 +164,8 @@ def card(run_dir, output_dir):
 
 def hash_by_words(text):
     """The hash of the run that the words of a card give to train."""
-    (block,) = re.findall(r"trains the same run.*?\n((?:\n|    .*\n)+)", text)
-    run = composed(*map(str.strip, block.strip().splitlines()))
+    (command,) = re.findall(r"    lm-lab train \\\n((?:    .*\n)+)", text)
+    run = composed(*shlex.split(command.replace("\\\n", " ")))
     data = prepare(run.data, run.tokenizer)
     return config_hash(run, data.hash, data.tokenizer.hash)
 
@@ -191,7 +192,7 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
 
     Path("run/result.json").unlink()
     unfinished = card("run", "unfinished")
-    assert "\n    model.d_model=32\n" in unfinished
+    assert " model.d_model=32 " in unfinished
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")

@@ -98,6 +98,14 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
     out, error = capsys.readouterr()
     assert out.endswith("4 runs of 7: 4 finished\n")
     assert error.endswith("a picture.svg: the validation loss of 4 of 4 runs\n")
+    for name in ("a picture.svg", "a picture.png"):
+        for _ in range(2):  # an earlier picture of runs may be written again
+            command.run([f"folder={folder}", f"plot={tmp_path / name}"])
+    for key, name in (("plot", "mine.svg"), ("csv", "mine.csv")):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(UserError, match=rf"^{key}=.*{name}: expected a new file"):
+            command.run([f"folder={folder}", f"{key}={tmp_path / name}"])
+        assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_picture_of_one_run_needs_no_names(folder, tmp_path):

@@ -217,6 +217,37 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
         assert "2 of 14 rows are empty or null" in caplog.text
 
 
+def test_rows_that_a_quotation_has_joined_are_told(tmp_path, caplog):
+    """A cell of several lines is text as it stands, unless all such cells look like several rows."""
+    path = tmp_path / "novel.csv"
+    path.write_text('n,text\n0,"Come in\n1,said she\n2,and sit down."\n3,He sat.\n')
+    assert len(texts_in("csv", path)) == 2
+    assert "column text has 1 cells of several lines, each of which looks like a row" in caplog.text
+    caplog.clear()
+    path.write_text('n,text\n0,"Come in\n1,said she"\n1,"a poem,\nof two lines"\n')
+    assert len(texts_in("csv", path)) == 2
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        ('{ "text": "a"}', "JSON"),
+        ('[\n  {"text": "a"}]', "JSON"),
+        ("[1] a note", None),
+        ('<?xml version="1.0"?>', "a web page"),
+        ("<!-- a page --><html>", "a web page"),
+        ("\ufeff <HEAD>", "a web page"),
+        ("<b> is bold", None),
+    ],
+)
+def test_marks_that_would_be_learned_as_text_are_told(begin, kind, tmp_path, caplog):
+    (tmp_path / "t.txt").write_text(f"{begin}\n{'a b c ' * 500}")
+    prepare(DataConfig(source="text", path=str(tmp_path / "t.txt"), seq_len=8), BYTE)
+    told = [message for message in caplog.messages if "looks like" in message]
+    assert [f"looks like {kind}" in message for message in told] == [True] * bool(kind)
+
+
 LONG = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]  # more than a block
 LONG_LINES = "\n".join(json.dumps({"text": text}) for text in LONG)
 RULES = [  # file, its content, and its texts or what the refusal names

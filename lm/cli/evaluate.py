@@ -2,7 +2,7 @@
 
 Without a text, the validation text of the run is scored; with one, all of the text, in windows as long
 as the model's context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a
-glob several texts. details=true adds the loss by the frequency of the target. document_mask=true scores
+glob several texts. details=true adds the loss by the target and by its frequency. document_mask=true scores
 each document without the documents before it; the default is as in training. The table goes to standard
 error, the same numbers as JSON to standard output.
 """
@@ -37,7 +37,7 @@ from lm.cli.main import report_error
 from lm.config import SOURCE_SETTINGS, DataConfig, RunConfig
 from lm.data.paths import is_url, kind_of, listed, local_files
 from lm.errors import UserError, check_settings, error_prefix, expand_paths, require, without_secrets
-from lm.folder import load_model, model_folder, read_settings, runs_of
+from lm.folder import load_model, model_folder, read_settings, run_of, runs_of
 from lm.registry import from_lab
 from lm.system.terminal import format_table
 
@@ -55,7 +55,7 @@ class EvaluateConfig:
     texts: str | None = None  # paths of several texts, [FILE1,FILE2] or a glob, in place of data
     seq_len: int | None = None  # tokens of a window; null: the model's context
     document_mask: bool | None = None  # whether attention stays in a document; null: as in training
-    details: bool = False  # whether the loss by the frequency of the target is shown
+    details: bool = False  # whether the loss by the target, and by the frequency of the target, is shown
     threads: int | None = None  # threads of torch; null: OMP_NUM_THREADS, else all cores
     classes: list[str] | None = None  # dotted paths of classes of your own that a model may use
 
@@ -114,7 +114,7 @@ def score(config: EvaluateConfig) -> int:
     from lm.training.run_directory import RunDirectory
 
     for name in runs if None in texts else ():
-        RunDirectory(Path(name)).data_config()  # raises UserError before another run is scored
+        RunDirectory(run_of(name)).data_config()  # raises UserError before another run is scored
 
     set_threads(config.threads)
     is_several = config.texts is not None or config.run_dir not in (None, runs[0])
@@ -177,6 +177,7 @@ def score_text(
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     bar = sys.stderr.isatty()
+    run_dir = run_of(run_dir)
     if text is None:
         data = RunDirectory(run_dir).read_text()
         tokens, n_bytes, train = data.val, data.val_bytes, data.train
@@ -185,10 +186,14 @@ def score_text(
         if key not in encoded:
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
+        what = ""
         if from_lab("lm.lab.measures.leakage.has_read", default=lambda *_: False)(run_dir, text, text_hash):
             what = "was trained on a part of this text, or on other files beside this file"
+        elif share := from_lab("lm.lab.measures.leakage.copied_from_training", default=lambda *_: 0)(run_dir, tokens):
+            what = f"was trained on a text that holds {share:.0%} of this text"
+        if what:
             log.warning("%s: run_dir=%s %s, so the score may be too good", text.path, run_dir, what)
-    measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size)] if config.details else []
+    measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size, tokenizer.label)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
     if not math.isfinite(scores.loss):

@@ -18,7 +18,7 @@ from typing import Any
 
 from lm.cli import command_line
 from lm.cli.arguments import is_folder, parse, split_words, with_folders
-from lm.errors import UserError, check_settings, check_unused, expand_paths, reading
+from lm.errors import UserError, check_settings, check_unused, expand_paths, reading, require
 from lm.folder import runs_of
 from lm.system.terminal import format_table, printable
 
@@ -113,6 +113,7 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
     is_stdin = config.prompt_file == "-"
     with reading(Path("standard input" if is_stdin else config.prompt_file), "UTF-8"):
         content = sys.stdin.buffer.read() if is_stdin else Path(config.prompt_file).read_bytes()
+        require(b"\0" not in content, "has a zero byte", "UTF-8")
         return iter([content.decode("utf-8-sig")])
 
 

@@ -52,6 +52,8 @@ OTHER_KINDS = {  # first bytes of a file that is no text, decompressed by its en
 }
 CONVERT = "if it is a text, `file FILE` names its encoding, and iconv -f ENCODING -t utf-8 FILE > NEW converts it"
 COMMIT = re.compile("[0-9a-f]{40}")  # of a data set on the Hub
+JSON = re.compile(rb'\s*(\[\s*)?\{\s*"')  # how an object, or a list of objects, begins
+MARKUP = re.compile(rb"\s*<(!doctype html|html|head|body|\?xml|!--)", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 Files = dict[str, Path]  # of files, as they are called in the text, and where each lies
@@ -118,9 +120,9 @@ class TextFiles:
                     decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     at = n_read + len(block) - len(error.object) + error.start
-                    raise UserError(f"{file}: not UTF-8 ({error.reason}) at byte {at}; {CONVERT}{advice}") from error
+                    raise UserError(f"{place}: not UTF-8 ({error.reason}) at byte {at}; {CONVERT}{advice}") from error
                 if (zero := block.find(b"\0")) >= 0:
-                    raise UserError(f"{file}: has a zero byte at byte {n_read + zero}; {CONVERT}{advice}")
+                    raise UserError(f"{place}: has a zero byte at byte {n_read + zero}; {CONVERT}{advice}")
                 yield block.removeprefix(codecs.BOM_UTF8) if n_read == 0 else block
                 n_read += len(block)
 
@@ -132,10 +134,10 @@ def warn_of_other_formats(sources: Iterable[Source]) -> None:
             continue
         begin = b""
         with suppress(Exception), open_file(next(iter(source.files.values()))) as content:  # reading says what is wrong
-            begin = content.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-        if begin.startswith(b'{"'):
+            begin = content.read(256).removeprefix(codecs.BOM_UTF8)
+        if JSON.match(begin):
             log.warning("%s: looks like JSON; data=json reads the text in a column of a table", source.place)
-        elif begin.startswith((b"<!doctype html", b"<html")):
+        elif MARKUP.match(begin):
             log.warning("%s: looks like a web page, whose marks are part of the text", source.place)
 
 

@@ -196,14 +196,14 @@ def mapped(path: Path, dtype: str) -> np.ndarray:
 def write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     """Write the tokenizer, and the description of the token files of a folder."""
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    copied = max(_copied(folder, tokenizer.dtype), meta["shared"])
+    train, val = (mapped(folder / f"{name}.bin", tokenizer.dtype) for name in ("train", "val"))
+    copied = max(copied_share(train, val), meta["shared"])
     meta |= {"dtype": tokenizer.dtype, "copied": copied, "checksum": _checksum(folder)}
     write_json(folder / "meta.json", meta)
 
 
-def _copied(folder: Path, dtype: str) -> float:
-    """Return the share of some stretches of the validation tokens that stand in the first SEARCHED training tokens."""
-    train, val = (mapped(folder / f"{name}.bin", dtype) for name in ("train", "val"))
+def copied_share(train: np.ndarray, val: np.ndarray) -> float:
+    """Return the share of some stretches of `val` (n,) that stand in the first SEARCHED tokens of `train` (n,)."""
     searched, last = train[:SEARCHED].tobytes(), max(len(val) - STRETCH_TOKENS, 0)
     starts = {*np.linspace(0, last, N_STRETCHES, dtype=int)}
     return sum(val[start : start + STRETCH_TOKENS].tobytes() in searched for start in starts) / len(starts)

@@ -33,19 +33,21 @@ class RunsConfig:
 
 
 SCHEMA = RunsConfig
+TITLE = "Runs of lm-lab"  # in the metadata of a picture, by which the same command may write the picture again
 
 
 def run(args: list[str]) -> None:
     words, settings = split_words(args, RunsConfig)
     config = parse(RunsConfig, with_folders(words, settings, "folder"))
     plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
-    for key, path in {"plot": plot, "csv": table}.items():
-        if path is not None:
-            check_output(path, key)
-    if table is not None and table.is_file():
-        with open(table, "rb") as file:
-            is_ours = file.read(4) in (b"run,", b"")  # empty where a process was killed
-            require(is_ours, f"csv={table}", "a new file, or an earlier list of runs")
+    for key, path, mark in (("plot", plot, TITLE.encode()), ("csv", table, b"run,")):
+        if path is None:
+            continue
+        check_output(path, key)
+        if path.is_file():
+            with open(path, "rb") as file:
+                begin = file.read(4096)  # empty where a process was killed
+            require(mark in begin or not begin, f"{key}={path}", f"a new file, or an earlier {key} of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if table is not None and config.csv != "-":  # files first: who reads the list may close it after some lines
@@ -53,7 +55,7 @@ def run(args: list[str]) -> None:
     if plot is not None:
         from lm.lab.runs.curves import plot_runs
 
-        print(plot_runs(runs, plot), file=sys.stderr)
+        print(plot_runs(runs, plot, TITLE), file=sys.stderr)
     if config.csv == "-":
         print(printable(listing_csv(runs)), end="")
     else:

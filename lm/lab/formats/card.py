@@ -1,5 +1,7 @@
 """The model card of an exported folder: README.md, with the metadata that the Hugging Face Hub reads."""
 
+import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
 from lm.system.terminal import to_override_value
+
+WIDTH, NO_BREAK = 110, "\0"  # columns of the command; the second stands for a space inside a word
 
 
 def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
@@ -33,7 +37,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
 
 
 def _lines(settings: dict[str, Any]) -> str:
-    """Return every setting that decides the result, as `train` takes it, without the folders of this machine."""
+    """Return every setting that decides the result, as a shell takes it, without the folders of this machine."""
     not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
     own = {key: value for key, value in described_settings(settings).items() if key not in not_typed}
     own |= {key.removeprefix("requested."): settings[key] for key in settings if key.startswith("requested.")}
@@ -43,4 +47,6 @@ def _lines(settings: dict[str, Any]) -> str:
     local = {"init_from", "data.path", "data.val_path", "tokenizer.path"}
     local -= {"data.path"} if settings.get("data.source") == "hub" else set()  # which is a name there
     own |= {key: Path(str(own[key])).name for key in local if own.get(key) and "://" not in str(own[key])}
-    return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())
+    words = [shlex.quote(f"{key}={to_override_value(value)}").replace(" ", NO_BREAK) for key, value in own.items()]
+    lines = textwrap.wrap(" ".join(words), WIDTH, break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines).replace(NO_BREAK, " ")

@@ -280,6 +280,7 @@ def _with_template(tokenizer: Tokenizer) -> str:
 # --- in
 
 TOKENIZER_CONFIG, ADDED, ADAPTER = "tokenizer_config.json", "added_tokens.json", "adapter_config.json"
+SPECIAL = "special_tokens_map.json"
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
@@ -433,14 +434,33 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     if tokenizer.eot_added:
         usual = ", ".join(EOT_NAMES)
         raise UserError(f"its tokenizer has no end-of-text token; expected eos_token in {TOKENIZER_CONFIG}, or {usual}")
-    added = dict[str, Any](_json_of(folder / ADDED))  # content -> id; the other file has them the other way round
-    with reading(folder / TOKENIZER_CONFIG):
-        added |= {token["content"]: int(i) for i, token in (names.get("added_tokens_decoder") or {}).items()}
+    added = dict[str, Any]()  # content -> id, None where no file has the id
+    for file in (TOKENIZER_CONFIG, SPECIAL):
+        settings = _json_of(folder / file)
+        with reading(folder / file, "what transformers wrote"):
+            added |= dict.fromkeys(_special_tokens(settings))
+            added |= {token["content"]: int(i) for i, token in (settings.get("added_tokens_decoder") or {}).items()}
+    added |= _json_of(folder / ADDED)
     for content, i in added.items():
-        if tokenizer.backend.token_to_id(content) != i:
+        own = tokenizer.backend.token_to_id(content)
+        if own is None or i not in (None, own):
+            number = "" if i is None else f" (id {i})"
             cure = f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') writes it"
-            raise UserError(f"{TOKENIZER} lacks the added token {content!r} (id {i}), which transformers adds; {cure}")
+            raise UserError(f"{TOKENIZER} lacks the token {content!r}{number}, which transformers adds; {cure}")
     return tokenizer
+
+
+def _special_tokens(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the tokens that settings such as pad_token and additional_special_tokens name, in any of their forms."""
+    waiting = [content[key] for key in content if key.endswith(("_token", "special_tokens"))]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict) and "content" in value:
+            yield value["content"]
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _json_of(path: Path) -> dict[str, Any]:

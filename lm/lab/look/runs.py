@@ -10,7 +10,7 @@ from typing import Any
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData
 from lm.errors import UserError, error_prefix
-from lm.folder import load_model, model_folder
+from lm.folder import find_model, load_model
 from lm.lab.runs.curves import read_curves
 from lm.lab.runs.find import read_run
 from lm.model.transformer import Transformer
@@ -99,5 +99,5 @@ def _points(path: Path) -> list[list[float | None]]:
 
 def _has_model(path: Path) -> bool:
     with suppress(UserError, OSError):
-        return bool(model_folder(path))
+        return bool(find_model(path))
     return False

@@ -1,5 +1,7 @@
-"""What the score of a text consists of: the loss by the frequency of the target."""
+"""What the score of a text consists of: the loss by the target, and by the frequency of the target."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm.data.batches import IGNORED
+from lm.system.terminal import printable
 
 BANDS = 5  # of frequency
+MOST_LOSS = 12  # targets that are listed
 CHUNK = 1 << 22  # tokens counted at a time
 
 
@@ -54,12 +58,16 @@ def frequency_bands(counts: np.ndarray) -> np.ndarray:
 class Details(NLLByTarget):
     """The measure of `evaluate details=true`, and what it adds to the scores."""
 
+    def __init__(self, vocab_size: int, label: Callable[[int], str]) -> None:
+        super().__init__(vocab_size)
+        self.label = label  # of a token id
+
     def scores(self, train: np.ndarray | None) -> dict[str, Any]:
-        """Return the loss in nats per token of each band that has targets.
+        """Return the loss in nats per token of each band that has targets, and of the targets that cost most in all.
 
         `train` (n,) are the tokens in which frequencies are counted; None: the scored tokens. Of a band, `vocabulary`
         is the number of its token ids, `least` and `most` how often the rarest and the most frequent of them occurs in
-        the counted text, `tokens` the number of targets.
+        the counted text, `tokens` the number of targets. Of a target, `share` is its part of the loss of the text.
         """
         counts = self.counts if train is None else token_counts(train, len(self.counts))
         bands, rows = frequency_bands(counts), list[dict[str, float]]()
@@ -70,14 +78,28 @@ class Details(NLLByTarget):
                 least, most = int(occurrences.min()), int(occurrences.max())
                 row = {"band": i + 1, "vocabulary": len(occurrences), "least": least, "most": most}
                 rows.append(row | {"tokens": n, "loss": loss})
-        return {"frequency_in": "the scored text" if train is None else "the training text", "by_frequency": rows}
+        largest = [int(i) for i in np.argsort(-self.total_nll, kind="stable")[:MOST_LOSS] if self.counts[i]]
+        by_target = [
+            {
+                "target": self.label(i),
+                "tokens": int(self.counts[i]),
+                "loss": float(self.total_nll[i] / self.counts[i]),
+                "share": float(self.total_nll[i] / self.total_nll.sum()),
+            }
+            for i in largest
+        ]
+        counted = "the scored text" if train is None else "the training text"
+        return {"frequency_in": counted, "by_frequency": rows, "by_target": by_target}
 
 
 def tables(scores: list[dict[str, Any]], is_several: bool) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return titles and rows of tables of the loss by the frequency of the target."""
+    """Return titles and rows of the tables of each score."""
     titled = []
     for score in scores:
         place = f" ({score['run']}, {score['text']})" if is_several else ""
-        title = f"Loss by the frequency of the target in {score['frequency_in']}{place}"
-        titled.append((title, score["by_frequency"]))
+        by_target = [
+            row | {"target": printable(json.dumps(row["target"], ensure_ascii=False))} for row in score["by_target"]
+        ]
+        titled.append((f"Loss by the frequency of the target in {score['frequency_in']}{place}", score["by_frequency"]))
+        titled.append((f"Targets with the most loss{place}", by_target))
     return titled

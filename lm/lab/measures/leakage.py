@@ -5,13 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm.config import DataConfig, RunConfig
 from lm.data.paths import is_url, local_files
 from lm.data.sources import local_states
-from lm.data.tokens import TextData
+from lm.data.tokens import MIN_COPIED, TextData, copied_share
 from lm.errors import UserError, reading
 from lm.lab.init_from.base import Base
 from lm.training.run_directory import RunDirectory
+
+LARGE = 100_000_000  # bytes of a training text
 
 
 def texts_read(run_dir: Path) -> list[list[Any]]:
@@ -43,6 +47,20 @@ def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0
     if same:
         return any(text_hash != split_hash or share > fraction for fraction, split_hash in same)
     return bool(_local_files(text) & _local_files(own_text))
+
+
+def copied_from_training(run_dir: Path, tokens: np.ndarray) -> float:
+    """Return the share of the tokens (n,) of a text, by places, that stands in the training text of a run.
+
+    The share is 0 if it is below MIN_COPIED, if the training text is not at hand, or if it is so large that it might
+    take minutes to be encoded again.
+    """
+    directory = RunDirectory(run_dir)
+    with suppress(UserError, OSError):
+        if sum(file.stat().st_size for file in _local_files(directory.data_config())) <= LARGE:
+            share = copied_share(directory.read_text().train, tokens)
+            return share if share >= MIN_COPIED else 0.0
+    return 0.0
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:

@@ -33,15 +33,18 @@ def tail(curve: pd.Series, part: int) -> list[float]:
     return [*curve[part * curve.index >= curve.index.max()]] if len(curve) else []
 
 
-def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
-    """Write an .svg or .png file, and return what it shows. Raises UserError if no run has a curve."""
+def plot_runs(runs: Sequence[FoundRun], path: Path, title: str) -> str:
+    """Write an .svg or .png file, and return what it shows. `title` stands in the metadata of the file.
+
+    Raises UserError if no run has a curve.
+    """
     curves = {run.name: curve(read_curves(run.path), "val/loss") for run in runs}
     shown = [run for run in runs if len(curves[run.name])]
     if not shown:
         raise UserError(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
     with matplotlib.rc_context(fname=STYLE):
-        undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs give the same file
-        _picture(curves, shown).savefig(path, dpi=200, metadata=undated)
+        undated = {"Date": None} if path.suffix == ".svg" else {}  # the same runs give the same file
+        _picture(curves, shown).savefig(path, dpi=200, metadata={"Title": title} | undated)
     many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
     return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
 

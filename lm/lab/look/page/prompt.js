@@ -47,6 +47,7 @@ function addStep(view, row) {
 function endSteps(view) {
   const rows = view.steps[0];
   if (!view.chosen && rows.length) choose(view, rows.reduce((least, row) => (row.lead < least.lead ? row : least)));
+  view.chosen?.span.scrollIntoView({ block: "nearest" }); // on a phone the candidates would cover the token
   if (view.steps.length < 2 || view.hasParted) return;
   const [first, second] = view.steps.map((steps) => steps.map((row) => row.text).join(""));
   $("parting").textContent = first === second ? "They agree to the end." : "One text ends where the other goes on.";
