@@ -124,7 +124,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     assert "Design: not changed after the first result." in (lab.out / "report.md").read_text()
     again = lab.run(*words, equivalence_margin=9.0)
     assert (numbers(lab.out)["equivalence_margin"], read_record(lab.out).question.equivalence_margin) == (9.0, 9.0)
-    assert "The design changed after 4 results." in summaries(again)
+    assert "The design changed after 4 of 4 results." in summaries(again)
     assert len(made) == 4
     lab.text.write_text(lab.text.read_text()[::-1])
     lab.plan(*words, seeds=[0])
@@ -143,10 +143,12 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     (lab.root / "stranger").mkdir()
     (lab.root / "stranger/thesis.txt").touch()
     before = files(lab.root)
-    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied \("
+    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied, 1 in .*; output_dir=.*/out-new is"
+    others = {"arms": {"a": ["head=tied"], "b": ["head=untied"]}, "baseline": "a", "primary": []}
     for typed, changes, message in (
         ([], {"arms": {"tied": ["head=tied"], "untied": THREE["copied"]}}, another),
         (["optim.lr=0.01"], {}, another),
+        ([], others, "of other arms .*, 2 in number"),
         ([], {"folder": "stranger"}, "^output_dir=.*/stranger: holds no ablation"),
         ([], {"folder": "/proc/nowhere"}, "^output_dir=/proc/nowhere: cannot be written to"),
         (["data.path=absent.txt"], {"folder": "new/out"}, "absent"),
@@ -156,7 +158,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
         lab.run(seeds=[0, 1])
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
-    with pytest.raises(UserError, match=r"runs of another tied \(of other code: install the version of lm"):
+    with pytest.raises(UserError, match=r"of another tied, 1 in number \(of other code: install the version of lm"):
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)

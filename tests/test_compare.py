@@ -54,6 +54,18 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
 
 
+def test_digits_of_a_path_stay_as_typed_in_an_arm(at_home):
+    for name in ("2024_01", "3.10"):
+        Path(name).write_text(TEXT)
+    Path("q.yaml").write_text(
+        "question: a or b\narms: {a: data.path=2024_01, b: data.path=3.10}\nbaseline: a\nseeds: 3"
+    )
+    all_arms = ("data=text", "data.val_path=my.txt")
+    for words in (("data.path=2024_01,3.10", *all_arms), ("q.yaml", *all_arms)):
+        _, runs = compose_question(asked_by(*words))
+        assert [run.data.path for run in runs.values()] == ["2024_01", "3.10"]
+
+
 def test_a_question_may_have_any_name_that_a_folder_has():
     assert choose({}, "größe")[1] == "ablation.name='größe'"
 

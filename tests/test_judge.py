@@ -286,6 +286,8 @@ def test_a_sentence_has_the_values_the_amount_its_certainty_and_what_was_not_don
     )
     rates = {arm: ArmRecord(overrides=[f"optim.lr={arm}"]) for arm in "ab"}
     assert "not tuned" not in judged(runs(LOSSES), rates, arms_of="ab").sentence["b"]
+    neither = {arm: ArmRecord(is_tuned=False) for arm in "ab"}  # the tuned setting is 0 in both
+    assert ", not tuned" in judged(runs(LOSSES), neither, arms_of="ab", tune="optim.weight_decay").sentence["b"]
     vague = judged(shifted(0.05), arms_of="ab", equivalence_margin=0.02).loc["b"]
     assert f"about {vague.seeds_needed} seeds would detect 2 % of perplexity" in vague.sentence
     assert detectable(vague.sd, vague.seeds_needed) <= 0.02 < detectable(vague.sd, vague.seeds_needed - 1)
@@ -333,6 +335,7 @@ def test_a_sentence_says_on_what_a_verdict_rests_and_why_there_is_none(frame, as
     [
         (5e6, [-1, -3, -2, -4, -2], "better"),  # a common offset changes nothing
         (1e9, [1e9, 1e9 + 800, 1e9 + 1600], "worse"),
+        (1e12, [0.01, 0.02, 0.03, 0.02], "worse"),  # much more than double precision rounds
         (3.0, [1e-5, 1.01e-5, 0.99e-5, 1e-5, 1.02e-5], "equivalent"),  # within the margin
         (3.0, [0.5, 0.5 + 1e-7, 0.5 - 1e-7], "equal"),  # but for rounding to single precision
         (0.1, [0.2, 0.2, 0.2 + 1e-16], "equal"),

@@ -133,6 +133,8 @@ def test_a_plan_says_what_it_costs_and_detects_and_leaves_nothing(planner):
     for workers, rounds in ((1, 10), (4, 3), (16, 1)):
         own = replace(plan, record=replace(plan.record, workers=workers))
         assert seconds_to_go(own, planner.stages[-1]) == pytest.approx(rounds * tied.seconds())
+    untied.seconds_per_step = 200.0
+    assert seconds_to_go(own, planner.stages[-1]) == pytest.approx(untied.seconds())
     assert not planner.out.exists()
 
 
@@ -160,7 +162,7 @@ def test_a_text_of_few_documents_whose_parts_are_empty_is_refused_with_the_way_o
     folder.mkdir()
     for name in "ab":
         (folder / f"{name}.txt").write_text(f"{name} word " * 200)
-    with pytest.raises(UserError, match=r"data\.fold=.*leaves no text.*; folds=false gives all pairs one"):
+    with pytest.raises(UserError, match=r"too few documents .*; expected folds=false, by which all pairs"):
         planner.plan(f"data.path={folder}", folds=True, seeds=[*range(10)])
 
 

@@ -5,10 +5,12 @@ import re
 import pandas as pd
 import pytest
 from conftest import ROOT
+from scipy import stats
 
 from lm.config import config_hash
 from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
+from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts
 from scripts.pages.recipes import figures, texts
 from tests.helpers.runs import composed
@@ -30,14 +32,19 @@ def test_all_studies_are_frozen():
 
 @pytest.mark.parametrize(("study", "text"), [("heads", ""), ("heads_30k", ", 30 kB")])
 def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
-    """The page states the sentence that its rows give, and the mean loss at each factor."""
+    """The page states the sentence that its rows give, and at each factor the difference from the tied head's score."""
     page = (DOCS / "heads.md").read_text()
     assert contrasts(DOCS / study)["sentence"].item() in " ".join(page.replace("**", "").split())
     rows = pd.read_csv(DOCS / study / "results.csv")
+    scores = pd.Series(read_results(DOCS / study).scored["tied"].scores)
     for arm, own in rows[rows.purpose == "reported"].groupby("arm"):
         (line,) = re.findall(rf"^\| {arm}{text} \|.*", page, re.MULTILINE)
-        shown = [float(cell) for cell in re.findall(r"\d\.\d{3}", line)]
-        assert shown == own.groupby("factor")["val_loss"].mean().round(3).tolist()
+        shown = [float(cell) for cell in re.findall(r"[+-]?\d\.\d{3}", line)]
+        differences = own.pivot(index="seed", columns="factor", values="val_loss").sub(scores, axis=0)
+        halves = stats.t.ppf(0.975, len(scores) - 1) * differences.sem()
+        assert shown == pytest.approx(
+            [x for pair in zip(differences.mean(), halves, strict=True) for x in pair], abs=6e-4
+        )
 
 
 # --- figures of recipes

@@ -113,9 +113,11 @@ def _build_arm(
             try:
                 texts[source] = prepare(data, run.tokenizer)
             except UserError as error:  # few documents may leave a part empty
-                is_empty = f"data.fold={fold}: " in str(error)
-                advice = "; folds=false gives all pairs one validation text" if is_empty else ""
-                raise UserError(f"{error}{advice}") from error
+                if f"data.fold={fold}: " not in str(error):
+                    raise
+                reason = "the text has too few documents for a part of its own for each pair"
+                expected = "expected folds=false, by which all pairs share a validation text"
+                raise UserError(f"{reason}; {expected}") from error
         own.append(texts[source])
     if run.trainer.max_epochs is not None:
         run = with_steps(run, own[0])

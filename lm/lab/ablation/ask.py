@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from lm.cli.arguments import (
     with_text,
 )
 from lm.cli.compose import LOADED, compose, explaining
-from lm.config import TYPED_LENGTHS, RunConfig, check_init, flat, literal
+from lm.config import TYPED_LENGTHS, DataConfig, RunConfig, check_init, flat, literal
 from lm.data.paths import as_started
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import AblationRecord, RunReader, by_key, read_record
@@ -50,7 +49,6 @@ IN_A_LINE = {name: OWN[f"ablation.{key}"] for name, key in SHORT.items()}
 FRESH = 100  # added to the seeds of a confirmation, or the largest seed plus 1 if a seed is above 99
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
-COMPOSE_RUN: Compose = partial(compose, "train", schema=RunConfig)
 RESERVED = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
@@ -99,7 +97,7 @@ def question_words(args: Sequence[str]) -> tuple[list[str], bool]:
             raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
         if several := next((word for word in own if re.match(r"[~+]*ablation\.(arms|overrides)\b", word)), None):
             raise UserError(f"{several}: a line has its own arms and settings; write a YAML file for others")
-        recipe = recipe_for(train)
+        recipe = recipe_for(train, is_sweep=True)
         question = question_in_a_line(for_hydra(changes[0], TRAIN, is_sweep=True))
         chosen = choose(_as_file(question), question["name"])
         train = [*([f"experiment={recipe}"] if recipe else []), *(word for word in train if word not in changes)]
@@ -286,7 +284,7 @@ def confirmation(source: Path) -> QuestionFile:
     shift = max(FRESH, 1 + max(record.seeds) + max(question.seed_offsets.values(), default=0))
     seeds, first_fold = [seed + shift for seed in question.seeds], 0.0
     if question.folds:
-        n_folds = round(1 / float(record.arms[question.baseline].settings["data.val_fraction"]))
+        n_folds = DataConfig(val_fraction=record.arms[question.baseline].settings["data.val_fraction"]).n_folds
         used = {run.seed for run in record.runs} | {int(row["seed"]) for row in reader.rows.values()}
         last = max(record.seeds.index(seed) for seed in used)  # the place of a seed is its part of the text
         first_fold = math.ceil(question.first_fold) + last + 1.0  # parts that have not been used
@@ -324,7 +322,13 @@ def compose_question(config: AblateConfig) -> tuple[AblateConfig, dict[str, RunC
     return replace(config, ablation=with_folds(config.ablation, runs)), runs
 
 
-def compose_arms(question: Question, typed: list[str], compose: Compose = COMPOSE_RUN) -> dict[str, RunConfig]:
+def compose_run(words: Sequence[str]) -> RunConfig:
+    """Return the configuration of settings of train as they are typed: 2024_01 is a path, and no number."""
+    run: RunConfig = compose("train", [for_hydra(word, TRAIN) for word in words], RunConfig)
+    return run
+
+
+def compose_arms(question: Question, typed: list[str], compose: Compose = compose_run) -> dict[str, RunConfig]:
     """Return the configuration of every arm; the overrides that were `typed` change them all.
 
     The init_from of an arm may hold {seed}; model and tokenizer are then those of its first seed. Raises UserError

@@ -1,5 +1,6 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
+import math
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lm.lab.ablation.judge import Contrast
+from lm.lab.ablation.judge import Contrast, alpha_of, interval
 from lm.lab.ablation.question import LEARNING_RATE, Question
 from lm.lab.ablation.results import Results
 from lm.lab.report.figures import (
@@ -96,13 +97,15 @@ def _draw_row(axes: Axes, contrast: Contrast, color: str, y: int, limits: tuple[
 def learning(results: Results) -> Figure | None:
     """Draw the validations of all arms, and below, where there are pairs, their differences from the baseline.
 
-    What comes in the first quarter of training may lie above the panels.
+    Where each pair has a text of its own, the upper panel is of the first pair: the losses of different texts have no
+    mean. What comes in the first quarter of training may lie above the panels.
     """
     question, styles = results.question, line_styles(list(results.record.arms))
     main, margin = _main_arms(question), question.equivalence_margin or 0.0
     by_seed = {arm: results.curve_table(arm) for arm in results.record.arms}
     base = by_seed[question.baseline]
-    tables = {arm: table.dropna() for arm, table in by_seed.items()}  # where all seeds have a point
+    first = question.seeds[:1] if question.folds else question.seeds
+    tables = {arm: table.reindex(columns=first).dropna() for arm, table in by_seed.items()}  # where all have a point
     gaps = {
         arm: (table - base).dropna(axis=1, how="all").dropna() for arm, table in by_seed.items() if table is not base
     }
@@ -116,7 +119,8 @@ def learning(results: Results) -> Figure | None:
         late = {arm: [*table[table.index >= start].mean(axis=1)] for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
-        panel.set(ylabel=results.metric.unit, ylim=axis_limits(core, every, least, reach=0.5))
+        label = f"{results.metric.unit}{f', seed {first[0]}' * question.folds}"
+        panel.set(ylabel=label, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
             panel.plot(table.index, table.mean(axis=1), color=color, linestyle=dashes, label=arm)
@@ -135,25 +139,23 @@ def learning(results: Results) -> Figure | None:
 
 
 def ladder(results: Results) -> Figure | None:
-    """Draw each tuned arm over the factors of its setting: its mean, a dot for each seed, a tick at the best factor.
-
-    The seeds differ by their texts, which says nothing about the factors. So a dot is the loss of a seed minus the mean
-    of this seed, plus the mean of all (Cousineau, 2005).
-    """
-    ladders = results.ladders
-    if not ladders:
+    """Draw each tuned arm over the factors of its setting, with an interval at each, and a tick at the best factor."""
+    styles, question = line_styles(list(results.record.arms)), results.question
+    tables = {arm: table for arm in results.ladders if len(table := results.ladder_differences(arm))}
+    if not tables:
         return None
-    styles, sign = line_styles(list(results.record.arms)), results.metric.sign
     figure, (axes,) = panels(1, 2.6, 0.6)
-    for arm, own in ladders.items():
-        losses, style = sign * own.losses, styles[arm]
-        centred = losses.sub(losses.mean(axis=1), axis=0) + losses.to_numpy().mean()
-        axes.plot(losses.columns, losses.mean(), label=arm, **asdict(style))
-        axes.plot(losses.columns, centred.T, ".", color=style.color, markersize=3)
-        if own.best is not None:
-            axes.axvline(own.best, ymax=0.05, color=style.color, lw=2.5)
-    setting = "learning rates" if results.question.tune == LEARNING_RATE else str(results.question.tune)
-    axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's", ylabel=results.metric.unit)
+    axes.axhline(0, color=INK, lw=1)
+    for arm, table in tables.items():
+        style, best = styles[arm], results.ladders[arm].best
+        axes.plot(table.columns, table.mean(), label=arm, **asdict(style))
+        for factor, differences in table.items():
+            axes.plot([factor] * 2, interval([*differences], alpha_of(question)) or [math.nan] * 2, color=style.color)
+        if best is not None:
+            axes.axvline(best, ymax=0.05, color=style.color, lw=2.5)
+    setting = "learning rates" if question.tune == LEARNING_RATE else str(question.tune)
+    axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's")
+    axes.set_ylabel(f"minus {shorten(question.baseline)} at its best")
     log_axis(axes.xaxis)
     legend(figure, axes)
     return figure

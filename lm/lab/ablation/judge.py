@@ -21,7 +21,7 @@ ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3  # below, there is no verdict
 SAME = 1e-6  # of the largest difference: those that vary by less are equal but for rounding to single precision
-ROUNDING = 1e-12  # of the values: what a difference may have by rounding alone
+ROUNDING = 1e-15  # of the values: what a difference may have by rounding to double precision alone
 FAMILIES = ("primary", "secondary", "weighted")  # each is corrected for its own number of comparisons
 
 

@@ -6,9 +6,11 @@ Resuming an ablation and adding arms or seeds to it rest on this. A tuned arm ha
 pilot finds (`tuning`); any other arm has the one rung 0.
 """
 
+import heapq
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -229,9 +231,15 @@ def _with_runs(plan: Plan, specs: Mapping[str, RunSpec]) -> AblationRecord:
 
 
 def seconds_to_go(plan: Plan, stage: Stage) -> float:
-    """Return how long all workers take for what is missing; ladders whose middle is not known count too."""
-    seconds = [plan.arms[spec.arm].seconds() for spec in stage.missing] or [arm.seconds() for arm in plan.arms.values()]
-    return math.ceil((len(stage.missing) + stage.n_open) / plan.record.workers) * fmean(seconds)
+    """Return how long the busiest worker takes for what is missing; ladders whose middle is not known count too.
+
+    Each run goes to the worker that is free first, and a run of an unknown ladder takes what an arm takes on average.
+    """
+    usual = fmean(arm.seconds() for arm in plan.arms.values())
+    busy = [0.0] * plan.record.workers  # a heap: the worker that is free first stands first
+    for seconds in [*(plan.arms[spec.arm].seconds() for spec in stage.missing), *[usual] * stage.n_open]:
+        heapq.heapreplace(busy, busy[0] + seconds)
+    return max(busy)
 
 
 # --- from a question to its plan
@@ -303,15 +311,19 @@ def one_percent(metric: str, text: TextData) -> float:
 
 
 def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> None:
-    """Refuse finished runs of an arm that has other settings or other code now.
+    """Refuse finished runs of an arm that has other settings or other code now, and runs of other arms alone.
 
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
-    ended = {run.arm for run in reader.ended(before.runs)}
+    ended = Counter(run.arm for run in reader.ended(before.runs))
+    elsewhere = f"output_dir={reader.folder.with_name(f'{reader.folder.name}-new')} is a new folder"
+    if ended and not ended.keys() & arms.keys():
+        reason = f"holds finished runs of other arms ({', '.join(ended)}), {ended.total()} in number"
+        raise UserError(f"output_dir={reader.folder}: {reason}; {elsewhere}")
     for name in before.arms:
         if name in ended and name in arms and (difference := _difference(before, reader.folder, arms[name])):
-            reason = f"holds finished runs of another {name} ({difference})"
-            raise UserError(f"output_dir={reader.folder}: {reason}; otherwise name another output_dir=DIR")
+            reason = f"holds finished runs of another {name}, {ended[name]} in number ({difference})"
+            raise UserError(f"output_dir={reader.folder}: {reason}; {elsewhere}")
 
 
 def _check_confirmed(source: Path, arms: Arms) -> None:
@@ -343,7 +355,7 @@ def _difference(record: AblationRecord, folder: Path, arm: Arm) -> str:
     if before.identity["source_hash"] == arm.identity["source_hash"]:
         return ""
     own = ", ".join(sorted(user_classes(arm.run.model).values()))
-    cure = f"undo the change of {own}" if own else "install the version of lm that made them"
+    cure = f"undo the change of {own}" if own else "install the version of lm that made them to go on with them"
     return f"of other code: {cure}"
 
 

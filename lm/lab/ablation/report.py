@@ -26,7 +26,7 @@ from lm.lab.report.pages import render, signed
 from lm.system.files import write_text
 from lm.system.terminal import duration, format_table, printable
 
-SCHEMA_VERSION = 2  # of report.json
+SCHEMA_VERSION = 3  # of report.json
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "learning": "Learning curves of all arms, and their differences from the baseline",
@@ -199,15 +199,15 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
             if (results.folder / run_dir).is_dir()
         },
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
-        "ladder": _ladder(ladder, results.metric.sign) if ladder else None,
+        "ladder": _ladder(results, name, ladder) if ladder else None,
         "identity": record.identity,
     }
 
 
-def _ladder(ladder: Ladder, sign: int) -> dict[str, Any]:
+def _ladder(results: Results, name: str, ladder: Ladder) -> dict[str, Any]:
     return {
         "factors": [float(factor) for factor in ladder.losses.columns],
-        "means": [*(sign * ladder.losses.mean())],
+        "mean_differences": [*results.ladder_differences(name).mean()],  # from the score of the baseline
         **{key: getattr(ladder, key) for key in ("best", "dropped", "gain", "end", "p_equal")},
     }
 

@@ -24,7 +24,7 @@ from lm.lab.ablation.folder import (
     read_record,
     settings_of_run,
 )
-from lm.lab.ablation.judge import Contrast, alpha_of, judge, score
+from lm.lab.ablation.judge import Contrast, Scored, alpha_of, judge, score
 from lm.lab.ablation.question import METRICS, Metric, Question
 from lm.lab.ablation.sentence import percent, sentence
 from lm.lab.ablation.tuning import Ladder
@@ -89,10 +89,20 @@ class Results:
         ]
 
     @cached_property
+    def scored(self) -> dict[str, Scored]:
+        """The scores of each arm by seed."""
+        rows = {arm: self.reported[self.reported["arm"] == arm] for arm in self.record.arms}
+        return {arm: score(self.question, own, self.record.arms[arm].is_tuned) for arm, own in rows.items()}
+
+    @property
     def ladders(self) -> dict[str, Ladder]:
         """The ladders of the tuned arms that have one."""
-        scored = {arm: score(self.question, self.reported[self.reported["arm"] == arm], True) for arm in self.tuned()}
-        return {arm: own.ladder for arm, own in scored.items() if own.ladder and len(own.ladder.losses)}
+        return {arm: own.ladder for arm, own in self.scored.items() if own.ladder and len(own.ladder.losses)}
+
+    def ladder_differences(self, arm: str) -> pd.DataFrame:
+        """Return the metric of a tuned arm minus the score of the baseline, by seeds and factors."""
+        reference = pd.Series(self.scored[self.question.baseline].scores, dtype=float)
+        return self.metric.sign * self.ladders[arm].losses.sub(reference, axis=0).dropna()
 
     def tuned(self) -> list[str]:
         return [name for name, arm in self.record.arms.items() if arm.is_tuned]

@@ -69,6 +69,8 @@ def _tuning(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -
         return "at the config's learning rates, not tuned"
     best = {arm: factor for arm, factor in contrast.best.items() if factor}
     untuned = [arm for arm in contrast.weights if arm not in contrast.best]
+    if len(untuned) == len(contrast.weights):
+        return "not tuned"
     if not best:
         return ""
     (arm, factor), *others = best.items()
