@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run the code of 
 
 from lm.cli.arguments import parse, split_words, with_folders
 from lm.cli.main import report_error
+from lm.system.terminal import wrapped
 
 
 def main() -> int:
@@ -20,7 +21,7 @@ def main() -> int:
 
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words}:
-        print(__doc__)
+        print(*(wrapped(" ".join(part.split())) for part in str(__doc__).strip().split("\n\n")), sep="\n\n")
         return 0
     try:
         sections, settings = split_words(words, BenchmarkConfig)

@@ -19,7 +19,7 @@ from lm.cli.arguments import CONFIGS, kinds_of, parse
 from lm.cli.compose import compose
 from lm.cli.evaluate import EvaluateConfig
 from lm.cli.generate import GenerateConfig
-from lm.cli.help import CHOSEN_FROM
+from lm.cli.help import CHOSEN_FROM, USUAL
 from lm.cli.main import report_error
 from lm.config import RunConfig
 from lm.errors import UserError
@@ -33,7 +33,7 @@ from tests.helpers.ablation_folder import write_run_dir
 def place(tmp_path_factory):
     """A folder with texts, a run, and configurations of the user."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt", "notes.yaml"):
+    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt", "notes.yaml", "null"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
@@ -80,6 +80,8 @@ MISTAKES = """
     train run_dir=nothere -> run_dir=nothere: no such run; data=stdlib
     train my.txt model =tiny -> without spaces around the =
     train model=smal -> model=smal: no such config; choose one of
+    train experiment=../x -> experiment=../x: no such config; choose one of
+    train null trainer.max_steps=x -> trainer.max_steps=x: Value 'x'
     train my.txt --optim.lr=0.1 -> did you mean optim.lr=0.1?
     train my.txt trainer.max_steps = 5 -> without spaces around the =
     train my.txt model.norm=none -> has no use with model.norm=none; expected
@@ -411,7 +413,7 @@ def test_lm_lab_and_its_scripts_have_one_version(command, lab):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_each_setting_and_group(name, command):
-    code, out, error = command(name, "--help", *["all"] * (name == "train"))
+    code, out, error = command(name, "--help", *["all"] * (name in USUAL))
     assert (code, error) == (0, "")
     module = import_module(COMMANDS[name].module)
     kinds = kinds_of(module.SCHEMA).keys() - getattr(module, "HIDDEN", ())

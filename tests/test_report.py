@@ -139,7 +139,12 @@ def with_setting(key, value):
     return lambda found: found.record.arms["untied"].settings.update({key: value})
 
 
+def copied(found):
+    found.record.arms["tied"].copied = found.record.arms["untied"].copied = 0.98
+
+
 WARNINGS = [
+    (copied, "98 % of a validation text stands in the training text too"),
     (of_seeds(1), "There is only one seed"),
     (of_seeds(4), "There are only 4 seeds"),
     (
@@ -180,7 +185,7 @@ def test_the_page_of_a_run(text_file, tmp_path, capsys):
     run_dir, result = train(replace(run, prompts=PROMPTS))
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
     kept = {"step": 4, "val_loss": result["val_loss"], "last_val_loss": 9.5}
-    write(run_dir / "result.json", result | {"samples": [*result["samples"], odd], "best": kept})
+    write(run_dir / "result.json", result | {"samples": [*result["samples"], odd], "best": kept, "copied": 0.98})
     report.run([f"run_dir={run_dir}"])
     assert capsys.readouterr().out == f"{run_dir}/report.html: finished\n"
     page = Page(run_dir)
@@ -195,6 +200,7 @@ def test_the_page_of_a_run(text_file, tmp_path, capsys):
         f"python -m lm generate 'run_dir={run_dir}'",
         result["data_hash"][:16],
         "4 (the last step has 9.5000 nats)",
+        "98% of it stands in the training text too",
     ):
         assert words in page.text
     assert "model.d_model" in page.text

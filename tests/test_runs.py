@@ -15,6 +15,7 @@ from lm.folder import newest_run
 from lm.lab.commands import runs as command
 from lm.lab.runs.find import differing, find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
+from lm.lab.runs.sweep import sweep_table
 from tests.helpers.ablation_folder import write_run_dir
 
 LOSSES = {"tied": 3.0, "untied": 3.2}
@@ -111,6 +112,12 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
 def test_a_picture_of_one_run_needs_no_names(folder, tmp_path):
     command.run([f"folder={folder}", "where=run == 'tied-0'", f"plot={tmp_path / 'curve.svg'}"])
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_the_table_of_a_sweep_has_values_as_they_were_typed():
+    result = dict.fromkeys(("seed", "val_loss", "val_bpb", "n_params", "seconds"), 1)
+    rows = sweep_table([([f"data.path='{name}'"], result) for name in ("2024_01", "2024_02")])
+    assert [row[0] for row in rows] == ["data.path", "2024_01", "2024_02"]
 
 
 def test_a_config_of_another_program_hides_no_run_below_it(tmp_path):

@@ -265,7 +265,8 @@ def text_settings(path: str) -> list[str]:
     >>> text_settings("rows.jsonl")
     ['data=json', 'data.path=rows.jsonl']
     """
-    return [f"data={kind_of(path)}", f"data.path={path}"]
+    value = f"./{path}" if path == "null" else path  # data.path=null is no path
+    return [f"data={kind_of(path)}", f"data.path={value}"]
 
 
 def with_text(words: Words) -> list[str]:
@@ -361,7 +362,7 @@ def _loads(override: str) -> bool:
 def _unquoted(override: str, is_sweep: bool) -> list[str]:
     """Return the values of an override without the quotes of Hydra's grammar."""
     values = split_values(override) if is_sweep else [override.partition("=")[2]]
-    return [value[1:-1] if QUOTED.fullmatch(value) and not os.path.exists(value) else value for value in values]
+    return [value if os.path.exists(value) else unquoted(value) for value in values]
 
 
 def _in_words(size: float) -> str:
@@ -390,6 +391,11 @@ def quoted(text: str) -> str:
     """
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"
+
+
+def unquoted(value: str) -> str:
+    """Return a value without the quotes of Hydra's grammar around it."""
+    return value[1:-1] if QUOTED.fullmatch(value) else value
 
 
 def for_hydra(override: str, kinds: Kinds, is_sweep: bool = False) -> str:

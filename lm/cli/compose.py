@@ -191,14 +191,16 @@ def _in_a_line(error: BaseException, overrides: Sequence[str]) -> str:
     from hydra.errors import MissingConfigException
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
+        file = error.missing_cfg_file
+        group = next((name for name in GROUPS if file.startswith(f"{name}/")), file.rpartition("/")[0])
+        choice = file.removeprefix(f"{group}/")
         advice = f", or data=text data.path={choice}" if group == "data" else ""
         if not group:  # of --config-name
             return f"--config-name={choice}: the main config is fixed; --config-dir=DIR adds a folder of configs"
         choices = ", ".join(sorted({*(error.options or ())} - {LOADED}))
         return f"{group}={choice}: no such config; choose one of {choices}{advice}"
     for cause in (error, error.__cause__, error.__context__):
-        if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.full_key[0] != "_":
             key = str(cause.full_key)
             return value_mistake(next((word for word in overrides if key_of(word) == key), key), cause)
     text = " ".join(str(error).split())

@@ -22,18 +22,32 @@ CHOSEN_FROM = {  # command -> groups that it composes
     "ablate": ("ablation",),
     "evaluate": ("data",),
 }
-USUAL = (  # settings on the first screen of train
-    "run_dir",
-    "seed",
-    "trainer.max_steps",
-    "data.seq_len",
-    "data.batch_size",
-    "tokenizer.vocab_size",
-    "model.n_layers",
-    "model.d_model",
-    "model.dropout",
-    "optim.lr",
-)
+USUAL = {  # command -> settings on the first screen; of other commands, all
+    "train": (
+        "run_dir",
+        "seed",
+        "trainer.max_steps",
+        "data.seq_len",
+        "data.batch_size",
+        "tokenizer.vocab_size",
+        "model.n_layers",
+        "model.d_model",
+        "model.dropout",
+        "optim.lr",
+    ),
+    "ablate": (
+        "ablation.seeds",
+        "ablation.equivalence_margin",
+        "ablation.tune",
+        "ablation.folds",
+        "output_dir",
+        "confirm",
+        "plan_only",
+        "json",
+        "exit_code",
+        "workers",
+    ),
+}
 EXAMPLES = {
     "train": "my.txt trainer.max_steps=400 run_dir=runs/mine",
     "ablate": "model.dropout=0,0.1 my.txt output_dir=ablations/mine",
@@ -53,13 +67,13 @@ class Setting(NamedTuple):
 
 
 def help_text(command: str, module: Any, is_whole: bool = False) -> str:
-    """Return what --help prints. For train, return one screen if not `is_whole`."""
+    """Return what --help prints. For train and ablate, return one screen if not `is_whole`."""
     width = max(shutil.get_terminal_size().columns - 1, 60)
     docstring = re.sub(r"lm-lab (\w+)", lambda match: command_line(match[1]), str(module.__doc__).strip())
     values = compose("train", [], RunConfig) if module.SCHEMA is RunConfig else None
     hidden = getattr(module, "HIDDEN", ())
     every = {setting.key: setting for setting in settings(module.SCHEMA, values) if setting.key not in hidden}
-    shown = [every[key] for key in USUAL] if command == "train" and not is_whole else [*every.values()]
+    shown = [*every.values()] if is_whole else [every[key] for key in USUAL.get(command, every)]
 
     parts = [_filled(paragraph, width) for paragraph in docstring.split("\n\n")]
     if command in EXAMPLES:
@@ -72,7 +86,7 @@ def help_text(command: str, module: Any, is_whole: bool = False) -> str:
     if rows:
         parts.append("\n".join(rows))
     if len(shown) < len(every):
-        parts.append(f"{command_line(command, '--help', 'all')} shows all {len(every)} settings.")
+        parts.append(_filled(f"{command_line(command, '--help', 'all')} shows all {len(every)} settings.", width))
     return "\n\n".join(parts)
 
 

@@ -24,7 +24,7 @@ import lm
 from lm.cli import COMMANDS, NAME, command_line, started_by
 from lm.errors import RESUMABLE, UserError, first_line, is_out_of_memory, without_secrets
 from lm.system.signals import SHUTDOWN, Interrupts
-from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable
+from lm.system.terminal import MessageHandler, close_bars, is_first_process, printable, wrapped
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the machine, which no other path or permission mends.
@@ -107,8 +107,8 @@ def _print_usage() -> None:
     start = shlex.join(started_by())
     print(f"usage: {start} COMMAND [group=choice] [key=value ...]\n")
     for name, row in COMMANDS.items():
-        print(f"  {name:10} {row.summary}")
-    print(f"\n{start} COMMAND --help shows the groups and settings of a command.")
+        print(wrapped(f"  {name:10} {row.summary}", rest=" " * 13))
+    print(wrapped(f"\n{start} COMMAND --help shows the groups and settings of a command."))
 
 
 # --- where exceptions end

@@ -22,6 +22,7 @@ from lm.errors import UserError
 from lm.system.terminal import is_first_process
 
 CHARACTER = 4  # bytes of the longest character
+MIN_COPIED = 0.05  # least share of places of the validation text in the training text that gives a warning
 # Bytes of a document, and the hash of its name as a number in [0, 2**64), which decides its side of the split.
 RECORD = np.dtype([("size", "<u8"), ("name_hash", "<u8")])
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time

@@ -24,7 +24,7 @@ import xxhash
 from lm.config import TABLES, DataConfig, TokenizerConfig
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte
 from lm.data.sources import Source, files_of, open_source, open_sources, warn_of_other_formats
-from lm.data.text import CHARACTER, Part, Text, chunks, derived, overlap, read, split, stretches
+from lm.data.text import CHARACTER, MIN_COPIED, Part, Text, chunks, derived, overlap, read, split, stretches
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
@@ -36,7 +36,6 @@ SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # 
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
 STRETCH_TOKENS, N_STRETCHES = 64, 50  # length and number of these stretches
 MIN_SHARED = 0.001  # least share of the validation text in training documents that gives a warning
-MIN_COPIED = 0.05  # least share of places of the validation text in the training text that gives a warning
 CHUNK = 1 << 20  # tokens that a search reads at a time
 
 log = logging.getLogger(__name__)

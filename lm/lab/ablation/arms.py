@@ -156,7 +156,7 @@ def _build_arm(
         steps=run.steps,
         vocab_size=vocab_size,
         scored_tokens=[text.n_targets for text in own],
-        copied=own[0].copied if own[0].val_hash else 0.0,
+        copied=max(text.copied for text in own),
         identity=identity,
     )
 

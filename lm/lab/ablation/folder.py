@@ -62,7 +62,7 @@ class ArmRecord:
     steps: int = 0
     vocab_size: int = 0
     scored_tokens: list[int] = field(default_factory=list)  # of the validation text of each pair; one text: one number
-    copied: float = 0.0  # share of a validation text of its own that stands in the training text
+    copied: float = 0.0  # share of a validation text that stands in the training text, of all pairs the largest
     identity: dict[str, str] = field(default_factory=dict)  # hashes of text, tokenizer and code, device, precision
     bases: dict[str, str] = field(default_factory=dict)  # hash of each model that its runs start from, by its path
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from lm.data.text import MIN_COPIED
 from lm.lab.ablation.folder import UNUSED, AblationRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast
 from lm.lab.ablation.question import RUN_METRICS
@@ -91,6 +92,11 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss.",
     )
+    if (copied := max((arm.copied for arm in record.arms.values()), default=0.0)) >= MIN_COPIED:
+        yield Weakness(
+            f"{100 * copied:.0f} % of a validation text stands in the training text too.",
+            "Arms that learn by heart may score better on this part, and on no other text.",
+        )
     yield from _about(
         "The validation text stands in the training text of one arm",
         _unequal_copies(record),
@@ -113,8 +119,10 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[tuple[str, str]]:
 
 def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
     for pair in record.question.pairs().items():
-        own, other = (record.arms[name].copied for name in pair)
-        if abs(own - other) > 0.02:  # one of fifty stretches may be there by chance
+        first, second = (record.arms[name] for name in pair)
+        own, other = first.copied, second.copied
+        is_same = first.identity.get("data_hash") == second.identity.get("data_hash")
+        if not is_same and abs(own - other) > 0.02:  # one of fifty stretches may be there by chance
             words = f"{100 * own:.0f} % of it in {pair[0]} and {100 * other:.0f} % of it in {pair[1]}"
             yield " - ".join(pair), words
 

@@ -24,6 +24,7 @@ from lm.lab.ablation.question import AblateConfig
 
 SCHEMA = AblateConfig
 IS_HYDRA = True
+HIDDEN = {"overrides"}  # no setting of a person: the settings of train on the line become this list
 
 
 def run(args: list[str]) -> int:

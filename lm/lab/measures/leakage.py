@@ -10,7 +10,8 @@ import numpy as np
 from lm.config import DataConfig, RunConfig
 from lm.data.paths import is_url, local_files
 from lm.data.sources import local_states
-from lm.data.tokens import MIN_COPIED, TextData, copied_share
+from lm.data.text import MIN_COPIED
+from lm.data.tokens import TextData, copied_share
 from lm.errors import UserError, reading
 from lm.lab.init_from.base import Base
 from lm.training.run_directory import RunDirectory

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.cli.arguments import key_of
+from lm.cli.arguments import key_of, unquoted
 from lm.errors import without_secrets
 
 FIGURES = ("seed", "val_loss", "val_bpb", "n_params", "seconds")  # results of a run in the table of a sweep
@@ -12,7 +12,7 @@ FIGURES = ("seed", "val_loss", "val_bpb", "n_params", "seconds")  # results of a
 
 def sweep_table(finished: list[tuple[list[str], dict[str, Any]]]) -> list[tuple[str, ...]]:
     """Return a table of a sweep: a column for each setting that was swept, a row for all seeds of the same settings."""
-    typed = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
+    typed = [{key_of(word): unquoted(word.partition("=")[2]) for word in overrides} for overrides, _ in finished]
     keys = dict.fromkeys(key for settings in typed for key in settings if key not in ("seed", "run_dir"))
     swept = [key for key in keys if len({settings.get(key) for settings in typed}) > 1]
     values = [tuple(without_secrets(settings.get(key, "")) for key in swept) for settings in typed]
