@@ -190,14 +190,14 @@ def open_folder():
 def script(tmp_path):
     """Run scripts/NAME.py as a user would, in an empty directory."""
 
-    def run(name, *words, env=None, **options):
+    def run(name, *words, env=None, timeout=300, **options):
         return subprocess.run(
             [sys.executable, ROOT / "scripts" / f"{name}.py", *words],
             cwd=tmp_path,
             env={**os.environ, **(env or {})},
             text=True,
             capture_output=True,
-            timeout=300,
+            timeout=timeout,
             **options,
         )
 

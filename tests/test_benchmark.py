@@ -1,6 +1,8 @@
-"""scripts/benchmark: what it measures is what it says, and verdicts on tuned arms err as seldom as they should."""
+"""What is claimed by numbers: measurements, error rates of verdicts, a known effect, and a recipe below its n-gram."""
 
 import json
+import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,34 @@ def test_the_script_measures_every_section_prints_a_table_and_writes_json(script
     rows = json.loads((tmp_path / "out.json").read_text())["measurements"]
     assert {row["section"] for row in rows} == {*SECTIONS}
     assert min(row["value"] for row in rows if row["section"] == "limits") > 0
+
+
+# --- the commands themselves
+
+
+@pytest.mark.nightly
+def test_a_known_effect_is_found_and_an_arm_is_not_better_than_itself(script, tmp_path):
+    """A tied table of embeddings that begins at N(0, 1) starts far above ln V."""
+    small = ("model=tiny", "trainer.max_steps=60", "trainer=cpu", "threads=1", "validation.every=0", "json=true")
+    for question, verdicts in (
+        ("head=tied,tied_naive", {"worse"}),
+        ("ablation=aa", {"undecided", "equivalent"}),
+    ):
+        answer = script("ablate", question, *small, f"output_dir={tmp_path}/{question.partition('=')[2]}")
+        assert answer.returncode == 0, answer.stderr
+        assert {row["verdict"] for row in json.loads(answer.stdout)["answers"]} <= verdicts
+
+
+@pytest.mark.nightly
+def test_the_recipe_of_a_text_of_300_kb_is_below_its_n_gram_model(script, tmp_path):
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8", errors="ignore") for path in modules)
+    (tmp_path / "my.txt").write_text(text[:300_000], encoding="utf-8")
+    answer = script("train", "my.txt", "run_dir=run", timeout=1200)
+    assert answer.returncode == 0, answer.stderr
+    assert "experiment=bpe_300k" in answer.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["val_bpb"] < 0.95 * result["baselines_bpb"]["ngram"]
 
 
 # --- the simulation of verdicts on tuned arms, in small; docs/statistics.md has the large one

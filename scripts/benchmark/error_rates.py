@@ -228,7 +228,11 @@ def real(folder: Path, repetitions: int = 4000) -> str:
     Each time two groups of seeds of one tuned arm are drawn, without a seed in both. The loss of a seed is taken minus
     the mean of the seed over the arms, because pairs of an ablation share the text of their seed.
     """
-    losses = {arm: ladder.losses for arm, ladder in read_results(folder).ladders.items()}
+    losses = {arm: table for arm, ladder in read_results(folder).ladders.items() if len(table := ladder.losses) >= 6}
+    if not losses:
+        sys.exit(
+            f"real={folder}: expected a tuned ablation of six seeds or more, of which two groups of three are drawn"
+        )
     of_seeds = pd.concat([table.mean(axis=1) for table in losses.values()], axis=1).mean(axis=1)
     lines = ["| arm | best factor | sd of a run | seeds | false verdicts | coverage |"]
     lines += ["| --- | ---: | ---: | ---: | --- | --- |"]
