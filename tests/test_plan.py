@@ -193,12 +193,12 @@ def test_all_code_that_decides_a_score_is_hashed(tmp_path, monkeypatch):
     monkeypatch.setattr("lm.system.code.HOME", home)
     hash_of_code = code_identity.__wrapped__  # without its cache
     hashes = [hash_of_code()["hash"]]
-    for name in ("model/linear.py", "scoring.py"):
+    for name in ("model/linear.py", "scoring.py", "folder.py"):
         with open(home / name, "a") as file:
             file.write("MORE = 1\n")
         hashes.append(hash_of_code()["hash"])
     (home / "lab/ablation/report.py").unlink()
-    assert (len({*hashes}), hash_of_code()["hash"]) == (3, hashes[-1])
+    assert (len({*hashes}), hash_of_code()["hash"]) == (4, hashes[-1])
 
 
 def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path, monkeypatch):

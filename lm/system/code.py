@@ -18,6 +18,7 @@ COMPUTING = (
     "model/*.py",
     "training/*.py",
     "scoring.py",
+    "folder.py",
     "lab/init_from/weights.py",
     "lab/lora.py",
     "lab/targets.py",
