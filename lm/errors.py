@@ -57,6 +57,12 @@ class UserError(ValueError):
         super().__init__(without_secrets(message))
 
 
+def missing_extra(place: str, package: str, extra: str) -> UserError:
+    """Return the error for a package that an extra of pyproject.toml would install; lm is on no package index."""
+    advice = f"pip install -e '.[{extra}]' in the folder of the project (from a wheel: pip install 'FILE.whl[{extra}]')"
+    return UserError(f"{place}: needs the package {package}; type {advice}")
+
+
 class Diverged(UserError):
     """A loss that is no longer finite. Every attempt with the same settings ends so."""
 

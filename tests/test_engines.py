@@ -128,7 +128,7 @@ def test_one_run_has_a_gpu_and_runs_share_the_cores(n_gpus, workers, tmp_path, m
 def test_an_absent_package_is_named(tmp_path, monkeypatch):
     for name, package in {"ray": "ray", "slurm": "submitit"}.items():
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
+        with pytest.raises(UserError, match=rf"executor={name}: .*'\.\[{name}\]'"):
             EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 

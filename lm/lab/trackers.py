@@ -11,7 +11,7 @@ from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from lm.config import RunConfig, flat
-from lm.errors import UserError, named, without_secrets
+from lm.errors import UserError, missing_extra, named, without_secrets
 from lm.system.files import json_sha256
 
 FINAL = (  # figures of result.json
@@ -45,6 +45,8 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
                     sys.argv = without_secrets(typed)  # W&B sends the command line too when a run begins
                     logger = TRACKERS[name](folder, run_id, resume_step, **options)
                     logger.log_hyperparams(without_secrets(flat(settings)))
+                except ModuleNotFoundError as error:
+                    raise missing_extra(f"logger={name}", name, "track") from error
                 except Exception as error:  # each library has its own
                     raise UserError(f"logger={name}: {named(error)}") from error
                 finally:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lm.config import user_classes
-from lm.errors import Diverged, UserError, first_line, named, without_secrets
+from lm.errors import Diverged, UserError, first_line, missing_extra, named, without_secrets
 from lm.lab.ablation.arms import code_hash
 from lm.lab.ablation.forkserver import PROCESSES, warm_up
 from lm.lab.ablation.plan import RunSpec
@@ -288,8 +288,7 @@ def _imported(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
-        advice = f'install it with `pip install "lm-lab[{extra}]"`'
-        raise UserError(f"executor={extra}: the package {package} is missing; {advice}") from None
+        raise missing_extra(f"executor={extra}", package, extra) from None
 
 
 def _last_line(error: BaseException | str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lm.config import ModelConfig
 from lm.data.tokenizer import Tokenizer
-from lm.errors import UserError
+from lm.errors import UserError, missing_extra
 from lm.lab.formats.huggingface import ARCHITECTURES, Architecture, architecture_of, matrices
 from lm.lab.formats.output import check_finite, is_byte_level, new_folder
 from lm.model.transformer import RoPE, Transformer
@@ -30,7 +30,7 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
     try:
         import gguf
     except ImportError as error:
-        raise UserError("format=gguf: the package gguf is not installed; pip install gguf") from error
+        raise missing_extra("format=gguf", "gguf", "gguf") from error
     kind = _architecture_in_gguf(net.config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], net.config.n_layers)
     writer = gguf.GGUFWriter(None, kind.model_type)

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 
 from lm.config import DataConfig, HeadConfig, ModelConfig, build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
-from lm.errors import UserError, reading
+from lm.errors import UserError, missing_extra, reading
 from lm.folder import TOKENIZER, WEIGHTS, save_model, write_weights
 from lm.lab.formats.output import new_folder
 from lm.model.linear import Linear
@@ -322,7 +322,7 @@ def _transformers(folder: Path) -> Iterator[Any]:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"{folder}: needs transformers to be read; pip install 'transformers>=5,<6'") from error
+        raise missing_extra(str(folder), "transformers", "hf") from error
     logging: Any = transformers.utils.logging
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
