@@ -204,9 +204,9 @@ class HeadConfig:
     kind: str = "tied"  # how the LM head and the embedding share weights; see configs/head/
     embedding_std: float | None = None  # initial std of the embedding; null: 1/sqrt(d_model)
     embedding_multiplier: float | None = 1.0  # factor of the input embeddings; null: sqrt(d_model)
-    embedding_lr_multiplier: float = 1.0  # learning rate of the embedding, as a multiple
+    embedding_lr_multiplier: float = 1.0  # learning rate of the embedding, in units of optim.adam_lr (AdamW: optim.lr)
     head_std: float | None = None  # initial std of the head's own matrix
-    head_lr_multiplier: float | None = None  # learning rate of the head's own matrix, as a multiple
+    head_lr_multiplier: float | None = None  # learning rate of the LM head, in units of optim.adam_lr (AdamW: optim.lr)
     untie_at: float | None = None  # fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
@@ -268,21 +268,21 @@ class DataConfig:
     name: str | None = unhashed(None)  # hub: configuration of a data set that has several
     revision: str | None = unhashed(None)  # hub: commit, tag or branch; null: newest commit of main
     split: str = unhashed("train")  # hub: split to read
-    val_split: str | None = unhashed(None)  # hub: split that is the validation text; null: see fold
-    val_path: str | None = unhashed(None)  # files: path of the validation text; null: see fold
-    separator: str | None = unhashed(None)  # text: word that ends a document; null: only files do
+    val_split: str | None = unhashed(None)  # hub: split that is the validation text; null: a part is held out
+    val_path: str | None = unhashed(None)  # files: path of the validation text; null: a part is held out
+    separator: str | None = unhashed(None)  # text: word that ends a document; null: a file is a document
     column: str = unhashed("text")  # tables: column that holds the text
-    rows: str = unhashed("documents")  # tables: what a row is: documents, or lines of one text
+    rows: str = unhashed("documents")  # tables: meaning of the rows: documents, or lines of one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
-    order: str = "windows"  # what each epoch shuffles: windows, or documents before they are cut
+    order: str = "windows"  # what each epoch shuffles: windows, or documents before the cut into windows
     val_fraction: float = 0.1  # fraction of the text that is held out for validation
-    fold: float | None = None  # which of round(1/val_fraction) parts is held out, from 0; null: the last
+    fold: float | None = None  # number of the held-out part, from 0, of round(1/val_fraction) parts; null: last
     document_mask: bool = False  # whether a token attends to its own document alone
     val_max_bytes: int | None = unhashed(4_000_000)  # most bytes that val_fraction holds out; null: any
     max_bytes: int | None = unhashed(None)  # bytes of text that are read; null: all
     overfit_batches: int = 0  # number of first batches that are repeated; 0: train on all batches
-    cache_dir: str = unhashed(default_factory=default_cache)  # folder of tokens
+    cache_dir: str = unhashed(default_factory=default_cache)  # cache of tokens
 
     def __post_init__(self) -> None:
         expand_paths(self, "path", "val_path")
@@ -351,15 +351,15 @@ class OptimConfig:
     """
 
     name: str = "adamw"  # adamw or muon
-    lr: float = 3e-3  # learning rate of the matrices of the blocks, and of all weights if optim.adam_lr is null
-    adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier scale it
+    lr: float = 3e-3  # learning rate of the block matrices; if optim.adam_lr is null, of all weights
+    adam_lr: float | None = None  # muon: learning rate of all other weights; head.*_lr_multiplier scale it
     lr_scale: float = 1.0  # factor of the peak learning rate of every parameter group
     momentum: float | None = None  # muon: decay of the moving average of the gradients
     ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW: decays of both averages
     eps: float = 1e-8  # AdamW: number added to the denominator
-    ema: float | None = None  # decay of an average of the weights, which is the model; null: none
-    weight_decay: float = 0.1  # weight decay of the matrices of the blocks; all else has none
+    ema: float | None = None  # decay of averaged weights, as 0.999; the average is scored and saved; null: none
+    weight_decay: float = 0.1  # weight decay of the block matrices; all other weights have none
     warmup_steps: int = 50  # steps over which the learning rate rises from 0
     decay: str = "linear"  # linear, cosine or constant
     decay_fraction: float = 1.0  # last fraction of the run, over which the learning rate decays
@@ -400,7 +400,7 @@ class TrainerConfig:
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
     log_every_n_steps: int = unhashed(10)  # optimizer steps between rows of metrics.csv
     enable_progress_bar: bool = unhashed(True)  # whether progress is shown on standard error
-    detect_anomaly: bool = unhashed(False)  # stop at the operation whose gradient is NaN; slow
+    detect_anomaly: bool = unhashed(False)  # whether the first NaN in a gradient ends the run; slow
 
     def __post_init__(self) -> None:
         counts = ("devices", "num_nodes", "max_steps", "max_epochs", "accumulate_grad_batches", "log_every_n_steps")
@@ -442,9 +442,9 @@ class LoggerConfig:
 class CheckpointConfig:
     every: int = unhashed(100)  # optimizer steps between checkpoints
     keep: int = unhashed(2)  # number of newest checkpoints that are kept
-    resume: bool = unhashed(True)  # false: an unfinished run starts from step 0 again
-    best: bool = False  # true: model/ is the validated model of the lowest val/loss, not the last
-    patience: int | None = None  # validations without a lower val/loss that end the run; null: any
+    resume: bool = unhashed(True)  # whether an unfinished run resumes; false: it starts again
+    best: bool = False  # whether model/ is the model with the lowest val/loss, not the last model
+    patience: int | None = None  # number of validations without a lower val/loss that end the run; null: no early end
 
     def __post_init__(self) -> None:
         check_settings("checkpoint.", self, "every", "keep", "patience")
@@ -458,7 +458,7 @@ class ValidationConfig:
     """
 
     every: int = unhashed(100)  # optimizer steps between validations; 0: only at the end
-    batches: int | None = unhashed(16)  # batches of data.batch_size windows; null: the whole text
+    batches: int | None = unhashed(16)  # number of batches that a validation during training scores; null: whole text
 
     def __post_init__(self) -> None:
         check_settings("validation.", self, "batches")
@@ -493,19 +493,19 @@ class RunConfig:
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     init_from: str | None = unhashed(None)  # finished run that gives the weights and the tokenizer
     init_sha256: str | None = None  # hash of the weights of init_from; null: read from init_from
-    init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean becomes the matrix
+    init_tied_matrix: str | None = None  # tied matrix of an untied init_from: embedding, head or mean
     prompts: list[str] | None = unhashed(None)  # prompts of the samples; null: three from the text
     max_tokens: int | None = unhashed(None)  # length in tokens, rounded up to whole steps
-    max_minutes: float | None = None  # length in minutes: as many steps as take so long here
-    seed: int = 0  # random seed of weights, batches and dropout
+    max_minutes: float | None = None  # length in minutes, from which the steps are computed on this machine
+    seed: int = 0  # random seed of initial weights, order of batches, and dropout
     threads: int | None = unhashed(None)  # threads of torch; null: OMP_NUM_THREADS, else all cores
     loss: str = "auto"  # plain or chunked, which compute the same; auto: the faster one
-    ngram_smoothing: float = 0.0  # weight of the n-gram distribution in each target; 0: one token
+    ngram_smoothing: float = 0.0  # weight of an n-gram model in each target; 0: the true token alone
     loss_temperature: float = 1.0  # number that training divides the logits by
-    activation_checkpointing: bool = unhashed(False)  # recompute blocks: less memory, 1/3 more FLOPs
+    activation_checkpointing: bool = unhashed(False)  # whether blocks are computed twice: less memory, 1/3 more FLOPs
     compile: bool = False  # whether torch.compile compiles the steps; see docs/performance.md
-    run_dir: str | None = unhashed(None)  # directory; null: a folder in runs/ whose name ends in the run's hash
-    other_code: bool = unhashed(False)  # true: resume a run that another version of the code began
+    run_dir: str | None = unhashed(None)  # directory of the run; null: runs/NAME, where NAME ends in the run's hash
+    other_code: bool = unhashed(False)  # whether a run of another version of the code may be resumed
 
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "init_from")
@@ -570,7 +570,7 @@ REQUESTED = (
     "max_minutes",
 )
 HASHES = ("data_hash", "tokenizer_hash")
-# Settings of how long a run is: those of a record, where max_tokens has become steps, and all that may be typed.
+# Settings of the length of a run: LENGTHS of a record, where max_tokens has become steps; TYPED_LENGTHS may be typed.
 LENGTHS = ("trainer.max_steps", "trainer.max_epochs", "max_minutes")
 TYPED_LENGTHS = (*LENGTHS, "max_tokens")
 

@@ -61,12 +61,12 @@ A setting is given as `key=value`. `null` means that there is no value. Write a 
 TRAIN = """
 ## train
 
-The defaults are those of `python scripts/train.py`, with the YAML files in `configs/` that it chooses. Where the
+The table has the defaults of `python scripts/train.py`, with the YAML files in `configs/` that it chooses. Where the
 dataclass itself, as `RunConfig()` in Python gives it, has another default, the table gives both.
 """
 SECTIONS = ("model, head", "data, tokenizer", "optim, trainer", "logger, checkpoint, validation, diagnostics")
 HEADER = "| setting | type | default | meaning |\n| --- | --- | --- | --- |\n"
-EVALUATE = "\nThe settings of `data.` are those of [train](#train).\n"
+EVALUATE = "\nThe settings of `data.` stand under [train](#train).\n"
 
 
 def page() -> str:

@@ -61,8 +61,8 @@ class Question:
     seeds: Any  # seeds at which each arm is trained; 5: the seeds 0 to 4
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
     folds: Any = True  # whether each pair holds out another part of the text: true or false
-    first_fold: float = 0.0  # part that the first pair holds out, from 0; 0.5: all cuts are half a part later
-    metric: str = "val_loss"  # val_loss, val_bpb or val_top1
+    first_fold: float = 0.0  # number of the part that the first pair holds out, from 0; 0.5: all cuts half a part later
+    metric: str = "val_loss"  # score that is compared: val_loss, val_bpb or val_top1
     equivalence_margin: float | None = None  # smallest difference that matters; null: 1 % of perplexity
     budget: str = "tokens"  # what is equal for all arms: training tokens or training flops
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> setting that matches its baseline's size
@@ -217,16 +217,16 @@ class AblateConfig:
     """The command line of ablate.py."""
 
     ablation: Question
-    output_dir: str | None = None  # folder of the ablation; null: ablations/NAME, -HASH behind it with typed settings
-    confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
-    plan_only: bool = False  # show what would be run and what it costs, and train nothing
-    json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
-    exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
+    output_dir: str | None = None  # folder of the ablation; null: ablations/NAME, or NAME-HASH if settings are typed
+    confirm: str | None = None  # folder of a finished ablation whose primary comparisons are asked again on fresh seeds
+    plan_only: bool = False  # whether the plan and its cost are printed, and nothing is trained
+    json: bool = False  # whether standard output is one JSON object with the verdicts, and nothing else
+    exit_code: str = "done"  # what the exit code tells: done, or verdict (docs/agents.md)
     executor: str = "local"  # where runs are made: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    workers: int | None = None  # runs at a time; null: one for each GPU, else as many as the cores hold; 64 on Slurm
-    overrides: list[str] = field(default_factory=list)  # not to be typed: the settings of train on this line
+    workers: int | None = None  # most runs at a time; null: one for each GPU, else as many as the cores hold; Slurm: 64
+    overrides: list[str] = field(default_factory=list)  # settings of train on this line; not a setting to type
 
     def __post_init__(self) -> None:
         expand_paths(self, "output_dir", "confirm")
@@ -238,14 +238,14 @@ class AblateConfig:
 class ReportConfig:
     """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
-    output_dir: str | None = None  # of an ablation
-    run_dir: str | None = None  # of a single run
-    rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
-    baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
-    margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
-    higher: bool = False  # of rows: higher is better
-    json: bool = False  # of an ablation or rows: print one JSON object with the verdicts, and nothing else
-    exit_code: str = "done"  # done, or verdict: the exit code tells the verdict (docs/agents.md)
+    output_dir: str | None = None  # folder of an ablation to report; with `rows`, folder for their report
+    run_dir: str | None = None  # directory of a run to report
+    rows: str | None = None  # CSV file of any program, to be judged; its columns are arm, seed and value
+    baseline: str | None = None  # arm of `rows` with which the others are compared; null: the first of two arms
+    margin: float | None = None  # equivalence margin of `rows`, in the unit of the values; null: no arms are equivalent
+    higher: bool = False  # whether a higher value in `rows` is better
+    json: bool = False  # whether standard output is one JSON object with the verdicts, and nothing else
+    exit_code: str = "done"  # what the exit code tells: done, or verdict (docs/agents.md)
 
     def __post_init__(self) -> None:
         expand_paths(self, "output_dir", "run_dir", "rows")

@@ -1,8 +1,8 @@
 """Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml [TEXT] | ablation=NAME | confirm=DIR [any setting]
 
-KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or URL. On the command line
-seeds=, margin=, tune= and folds= are short for ablation.seeds= and so on (margin= for ablation.equivalence_margin=).
-tune=true scores each value at its own best learning rate.
+KEY=A,B compares values of a setting of train, at five seeds. TEXT is a file, folder, glob or URL. The words
+seeds=, tune= and folds= are short for ablation.seeds=, ablation.tune= and ablation.folds=; margin= is short for
+ablation.equivalence_margin=. tune=true scores each value at its own best learning rate.
 
 The command plans, trains each arm at each seed, and writes a report. The same command continues with the runs that are
 missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output. You can add any
@@ -23,6 +23,7 @@ from lm.lab.ablation.forkserver import warm_up
 from lm.lab.ablation.question import AblateConfig
 
 SCHEMA = AblateConfig
+HIDDEN = {"overrides"}  # the settings of train on a line, which are typed one by one
 IS_HYDRA = True
 HIDDEN = {"overrides"}  # no setting of a person: the settings of train on the line become this list
 
