@@ -128,7 +128,7 @@ def decode(
                 step, logits = DecodingStep(net, cache), prefill(net, windows, cache)
                 positions = torch.tensor([[len(window)] for window in windows], device=device)  # of the next tokens
                 if logits.isnan().any():
-                    raise UserError("the model's logits are not numbers; its weights are not those of a model")
+                    raise UserError("the model's logits are NaN; its weights are damaged, or its training diverged")
             else:
                 logits = step(ids, positions)  # (B, 1, V)
                 positions = positions + 1

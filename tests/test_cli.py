@@ -146,14 +146,14 @@ MISTAKES = """
     report rows=absent.csv -> rows=absent.csv: no such file
     report my.txt -> output_dir=my.txt: holds no ablation.json
     train my.txt run_dir=runs/young/inner -> run_dir=runs/young/inner: lies in the run
-    ablate my.txt model.d_ff=64 -> head=tied,untied my.txt
+    ablate my.txt model.d_ff=64 -> as in model.d_ff=64,OTHER
     ablate ablation=smoke ablation.overrides=[seed=1] -> seed=1: expected no such setting
     ablate -m seed=1,2 -> -m
     ablate model.dropout=0,0.1 optim.lr=0.1,0.2 -> several settings
     ablate model.dropout=0,0.1 seeds=x -> ablation.seeds=x: expected how many
     ablate model.dropuot=0,0.1 -> model.dropuot
     ablate seeds=3 my.txt -> ablation: no question is given
-    ablate model.d_ff=100 my.txt ablation.seeds=3 -> model.d_ff=100: has one value
+    ablate model.d_ff=100 my.txt ablation.seeds=3 -> model.d_ff=100: one value is no question
     ablate ablation=smoke head=tied,untied -> several values beside a question
     ablate model.dropout=0.1,0.1 -> model.dropout
     ablate head=tied,untied ~ablation.arms.tied -> write a YAML file

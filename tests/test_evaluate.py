@@ -166,7 +166,7 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     for name in ("a", "a/model"):
         caplog.clear()
         scored(place, "copy.md", run_dir=f"{place}/{name}")
-        assert f"run_dir={place}/a was trained on a part of this text" in caplog.text
+        assert f"run_dir={place}/a may have been trained on a part of this text" in caplog.text
     caplog.clear()
     config = place / "a/config.yaml"
     saved = config.read_text()

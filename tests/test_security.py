@@ -69,7 +69,7 @@ def test_the_address_of_a_text_is_published_without_what_gives_access(
 def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score():
     net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
     torch.nn.init.constant_(net.norm.weight, math.nan)
-    with pytest.raises(UserError, match="logits are not numbers"):
+    with pytest.raises(UserError, match="logits are NaN"):
         generate(net, byte_tokenizer(), "a")
     assert Scores(1, 800.0, 0).perplexity is None
 

@@ -188,16 +188,16 @@ def score_text(
         (tokens, n_bytes, text_hash), train = encoded[key], None
         what = ""
         if from_lab("lm.lab.measures.leakage.has_read", default=lambda *_: False)(run_dir, text, text_hash):
-            what = "was trained on a part of this text, or on other files beside this file"
+            what = "may have been trained on a part of this text"
         elif share := from_lab("lm.lab.measures.leakage.copied_from_training", default=lambda *_: 0)(run_dir, tokens):
             what = f"was trained on a text that holds {share:.0%} of this text"
         if what:
-            log.warning("%s: run_dir=%s %s, so the score may be too good", text.path, run_dir, what)
+            log.warning("%s: the score may be too good, because run_dir=%s %s", text.path, run_dir, what)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size, tokenizer.label)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)
     if not math.isfinite(scores.loss):
-        raise UserError(f"the loss is {scores.loss}; the weights are not those of a model")
+        raise UserError(f"the loss is {scores.loss}; the weights are damaged, or the training diverged")
     result: dict[str, Any] = {
         "loss": scores.loss,
         "perplexity": scores.perplexity,

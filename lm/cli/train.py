@@ -135,8 +135,8 @@ def summary(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> It
     samples = result["samples"] if config.get("prompts") else result["samples"][:1]
     for sample in samples:
         for title, key, most in (
-            (f"Drawn at temperature={SAMPLE_TEMPERATURE}", "drawn", None),
-            ("Greedy", "continuation", GREEDY_LINES),
+            (f"Sample at temperature {SAMPLE_TEMPERATURE}", "drawn", None),
+            ("Greedy sample", "continuation", GREEDY_LINES),
         ):
             text = printable(sample["prompt"] + sample[key])
             yield from ("", f"{title}:", "", *wrapped(text, "  ", "  ", whole=False).split("\n")[:most])

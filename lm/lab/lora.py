@@ -13,8 +13,8 @@ from lm.model.transformer import Transformer
 class LoRALinear(Linear):
     """Low-rank adaptation (Hu et al., 2021): x W^T + b + alpha/rank x A^T B^T.
 
-    A: (rank, in_features), initialised as every Linear; B: (out_features, rank), zero at first, so that the map begins
-    as that of W and b. The names are those of PEFT.
+    A: (rank, in_features), initialised as every Linear; B: (out_features, rank), zero at first, so that at first
+    W and b decide the map. PEFT has the same names.
 
     >>> LoRALinear(2, 3, rank=1, alpha=1)(torch.zeros(4, 5, 2)).shape
     torch.Size([4, 5, 3])

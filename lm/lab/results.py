@@ -1,8 +1,8 @@
 """Results as pandas frames: the runs, curves and contrasts of a folder, in one call each.
 
-`folder` is that of an ablation, or one that holds ablations at any depth. For `runs` and `curves` it may also be a run
-directory or a folder of runs; a folder that holds ablations too is read as a folder of ablations. Of an ablation there
-is only what its report rests on: runs that it no longer asks for, and those of a pilot alone, are rows of results.csv.
+`folder` is an ablation, or holds ablations at any depth. For `runs` and `curves` it may also be a run directory or a
+folder of runs; a folder that holds ablations too is read as a folder of ablations. Of an ablation there is only what
+its report rests on: runs that it no longer asks for, and runs of a pilot alone, are rows of results.csv.
 Calls only read files. They raise UserError, a ValueError, naming what is wrong.
 
 The first columns say which run a row is about: `ablation` (its folder below `folder`), `arm`, `seed`, `factor` (of the
@@ -87,7 +87,7 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
 def contrasts(folder: str | Path) -> pd.DataFrame:
     """Return a row for each comparison of an arm with its baseline, then for each weighted sum, as in its report.
 
-    Columns: `ablation`, then those of a Contrast: `name`, `family` (primary, secondary or weighted, within which p
+    Columns: `ablation`, then the fields of a Contrast: `name`, `family` (primary, secondary or weighted, within which p
     values are adjusted), `primary`, `arm`, `baseline`, `metric`, `budget`; over `n_seeds` pairs and in the metric's
     unit (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the
     level `alpha` (0.05: 95 %; less with planned looks), the `equivalence_margin`, and `sd` of a difference; `wins`, the

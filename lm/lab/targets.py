@@ -13,8 +13,8 @@ class ExpectedTokens:
     """What the same kind of model, of tokens in place of bytes, expects at each place of its own training text.
 
     In place of the one token that stands there, that is a target for a model which reads its text so often that it
-    would learn by heart (Malagutti et al., 2024). `n_rows`: those of the model's logits, which may be more than the
-    tokens.
+    would memorise its text (Malagutti et al., 2024). `n_rows`: the rows of the model's logits, which may be more than
+    the tokens.
     """
 
     def __init__(

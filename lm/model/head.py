@@ -117,7 +117,7 @@ class UntiedHead(Head):
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
-    """Untied, initialised from the embedding: it separates the effect of initialisation from that of untying."""
+    """Untied, initialised from the embedding: it separates the effects of initialisation and of untying."""
 
     @torch.no_grad()
     def init_from_embedding(self, embedding: Tensor) -> None:

@@ -42,7 +42,7 @@ COLUMNS = (
 SAMPLE_TOKENS = 48  # of a continuation
 TIMED_STEPS = 10  # that tell how long a run takes, after the first step, which is slower
 FEW_TOKENS, FEW_SCORED = 5_000, 50  # a few pages to train on; a sentence or two to score
-MANY_EPOCHS = 10  # above which a text is learned by heart
+MANY_EPOCHS = 10  # above which a model usually memorises its text
 log = logging.getLogger(__name__)
 
 
@@ -180,8 +180,9 @@ def _write_line(text: str) -> None:
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect."""
     epochs = run.steps * run.tokens_per_step / len(data.train)
-    learns_by_heart = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
-    advice = "; read so often, the text is learned by heart: see docs/own-text.md" if learns_by_heart else ""
+    memorises = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
+    usual = f"A model usually memorises a text that it reads more than {MANY_EPOCHS} times; see docs/own-text.md"
+    advice = f". {usual}" if memorises else ""
     readings = f"{run.steps:,} steps read the {len(data.train):,} training tokens {epochs:.1f} times"
     log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", readings, advice)
     if resume_step:
@@ -189,9 +190,9 @@ def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resum
     if (n_steps := run.optim.warmup_steps) >= run.steps:
         log.warning("optim.warmup_steps=%d: the run ends before its learning rate reaches its peak", n_steps)
     if (n_tokens := len(data.train)) < FEW_TOKENS:
-        log.warning("data: the training text has only %s tokens; so short a text is memorised", f"{n_tokens:,}")
+        log.warning("data: the training text has only %s tokens; a model memorises so short a text", f"{n_tokens:,}")
     if (n_scored := len(data.val) - 1) < FEW_SCORED:
-        log.warning("data: the validation text has only %s tokens, whose score says little", f"{n_scored:,}")
+        log.warning("data: the validation text has only %s tokens, too few for a reliable score", f"{n_scored:,}")
     if run.data.document_mask and len(data.document_starts()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
 

@@ -57,7 +57,7 @@ class State:
 
         The decay rises with the steps, as in TensorFlow's ExponentialMovingAverage: otherwise the average of a short
         run would consist of weights from its beginning. A head that is tied for now counts as the embedding, so the
-        average of a head that is untied in mid-training continues that of the embedding.
+        average of a head that is untied in mid-training continues the average of the embedding.
         """
         assert self.average is not None
         weights = saved_state(self.net)

@@ -399,7 +399,9 @@ def finish(engine: Engine) -> dict[str, Any]:
     result = build_result(run, engine.settings, engine.cost, data, state, scores, samples)
     if run.checkpoint.best:
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
-        log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
+        if step != state.step:
+            message = "saved the best model: step %d, val_loss %.4f (last step: %.4f)"
+            log.info(message, *result["best"].values())
     log_baseline(result)
     save_model(model, data.tokenizer, directory.model)
     if run.model.adapted:
@@ -427,6 +429,6 @@ def save_unfinished(engine: Engine) -> None:
     net = state.eval_net
     if state.best is not None:
         net = state.best_net()
-        message = "model/ is that of step %d, whose val/loss %.4f is the lowest so far"
+        message = "saved the best model so far: step %d, val/loss %.4f"
         log.info(message, state.best_step, state.best_loss)
     save_model(merged(net), engine.data.tokenizer, directory.model)

@@ -7,7 +7,7 @@
     python scripts/benchmark/error_rates.py text    a validation text for each pair, and one for all
 
 Two arms have losses of one shape over their learning rate, each around its own best. The truth is the difference of the
-arms at their best, which is 0. The pilot, the ladder, the scores and the test are those of an ablation.
+arms at their best, which is 0. The pilot, the ladder, the scores and the test are the code of an ablation.
 """
 
 import csv
@@ -69,7 +69,7 @@ class Cell:
         return c * x**2
 
     def runs(self, x: float, of_seeds: Array, ratio: int, random: np.random.Generator) -> Array:
-        """Return the losses of a run at each seed. A part of the noise is that of the seed, the rest is drawn anew."""
+        """Return the losses of a run at each seed. The seed gives a part of the noise, the rest is drawn anew."""
         own = random.standard_normal(len(of_seeds))
         if self.shape == "skewed noise":
             own = random.exponential(size=len(of_seeds)) - 1

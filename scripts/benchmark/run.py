@@ -40,7 +40,7 @@ class BenchmarkConfig:
     seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
     output: str | None = None  # a file for the measurements as JSON
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside that of lm
+    nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside the step of lm
 
     def __post_init__(self) -> None:
         for name in self.only or ():

@@ -14,7 +14,7 @@ SUFFIX = ("", ", compiled")
 
 
 def training(device: str, seconds: float, nanogpt: NanoGPT | None = None) -> Iterator[Measurement]:
-    """Steps that are eager, then compiled: beside the limit of the machine, each other, and those of others.
+    """Steps that are eager, then compiled: beside the limit of the machine, each other, and other programs.
 
     The others are transformers, or where there is a clone nanoGPT for the shapes that it has. On a GPU with the memory
     that a step takes besides weights and moments.

@@ -58,6 +58,8 @@ RESERVED = {
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
+IN_A_FILE = "(docs/ablations.md: questions in a file.)"
+
 
 # --- the words of a command
 
@@ -116,13 +118,12 @@ def _is_own(word: str) -> bool:
 
 
 def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
+    aside = ("data", "threads", "trainer")
+    if single := [word for word in train if "=" in word and key_of(word).split(".")[0] not in aside]:
+        return f"{single[0]}: one value is no question; type two or more, as in {single[0]},OTHER. {IN_A_FILE}"
     line = command_line("ablate", "head=tied,untied", *texts)
     short = command_line("ablate", "ablation=smoke")
-    ways = f"for example {line}, or {short} for a first look; docs/ablations.md has questions in a file"
-    single = [word for word in train if key_of(word).split(".")[0] not in ("data", "threads", "trainer")]
-    no_question = "ablation: no question is given"
-    what = f"{single[0]}: has one value, a question needs two with a comma between" if single else no_question
-    return f"{what}; {ways}"
+    return f"ablation: no question is given; type {line}, or {short} for a first look. {IN_A_FILE}"
 
 
 def _confirm(own: list[str]) -> tuple[list[str], list[str]]:

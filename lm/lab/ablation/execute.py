@@ -317,7 +317,9 @@ def make_run_on_node(spec: RunSpec, cwd: str) -> None:
     except (OSError, UserError) as error:
         raise UserError(f"{cwd}: cannot be used on {node} ({error}); expected a folder that all nodes share") from None
     if code != spec.identity["source_hash"]:
-        raise UserError(f"lm: the training code on {node} is not that of the driver; install the same version there")
+        raise UserError(
+            f"lm: the training code on {node} differs from the code of the driver; install the same version there"
+        )
     make_run(spec)
 
 

@@ -147,7 +147,7 @@ def _start(results: Results) -> str:
     paths = (str(record.arms[name].settings["init_from"]) for name in loaded)
     given = dict.fromkeys(path for path in paths if SEED not in path)
     if not given:
-        return f"{who} a trained model, that of their seed; a seed also sets the order of the data"
+        return f"{who} the trained model of their seed; a seed also sets the order of the data"
     models = f"a given model ({', '.join(given)}), so verdicts hold for that model alone"
     return f"{who} {models}; a seed sets the order of the data"
 
@@ -158,21 +158,21 @@ def _scored(results: Results) -> str:
     if not tokens:
         return "not known"
     if not results.question.folds:
-        return f"{tokens[0]:,} tokens, the same for all pairs, so intervals include the differences between seeds alone"
+        return f"{tokens[0]:,} tokens, the same for all pairs. The intervals cover the variation between seeds alone"
     tokens = tokens[: results.n_seeds]  # a planned look may have decided with fewer
     each = " to ".join(dict.fromkeys(f"{n:,}" for n in (min(tokens), max(tokens))))
-    whole = f"each pair has a part of the text of its own ({each} tokens, {sum(tokens):,} in all)"
-    return f"{whole}, so intervals include the differences between seeds and between texts"
+    whole = f"each pair is scored on its own part of the text ({each} tokens, {sum(tokens):,} in all)"
+    return f"{whole}. The intervals cover the variation between seeds and between texts"
 
 
 def _tuning(results: Results) -> str:
     tune = results.question.tune
     if tune is None:
-        return "none: each arm trains at the learning rates of its configuration"
-    what = "learning rates, all multiplied by one factor, so their ratios are those of the configuration"
+        return "none. Each arm uses the learning rates of its configuration"
+    what = "learning rates (one factor multiplies all, so their ratios stay)"
     what = what if tune == LEARNING_RATE else f"values of {tune}"
     tried = how_many(ladder.n_tried for ladder in results.ladders.values())
-    return f"each tuned arm at its own best of {tried} {what}; the other settings are those of the configuration"
+    return f"each tuned arm at its own best of {tried} {what}. All other settings are as configured"
 
 
 def _arm(results: Results, name: str) -> dict[str, Any]:
@@ -255,10 +255,12 @@ def result_table(results: Results) -> str:
     """Return the comparisons, their verdicts in words, what weakens them, and where the report lies."""
     warnings = report_warnings(results)
     lines = [comparison_table(results), ""]
-    for row in results.answers():
-        lines += [row.sentence, *(f"  {words}" for words in weakening(row, warnings))]
+    answers = results.answers()
+    own = [weakness for weakness in warnings if weakness.about and len(answers) > 1]  # all others stand below once
+    for row in answers:
+        lines += [row.sentence, *(f"  {words}" for words in weakening(row, own))]
     if results.record.arms[results.question.baseline].scored_tokens:
-        lines += [f"scored: {_scored(results)}"]
+        lines += [f"validation text: {_scored(results)}."]
     lines += [*filter(None, [results.stopped_early()]), *map(str, warnings)]
     lost = results.asked_for[results.asked_for["status"].isin(["failed", "killed", "diverged"])]
     for run in lost.itertuples():

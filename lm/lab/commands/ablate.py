@@ -23,7 +23,6 @@ from lm.lab.ablation.forkserver import warm_up
 from lm.lab.ablation.question import AblateConfig
 
 SCHEMA = AblateConfig
-HIDDEN = {"overrides"}  # the settings of train on a line, which are typed one by one
 IS_HYDRA = True
 HIDDEN = {"overrides"}  # no setting of a person: the settings of train on the line become this list
 

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     """Write adapter_config.json and adapter_model.safetensors of a model with adapters.
 
-    `base` names the model that the adapters are for. The matrices of an architecture that are not ours one by one, as
-    those of GPT-2, have no adapters of the same form: then the log says so, and nothing is written.
+    `base` names the model that the adapters are for. If the architecture joins matrices
+    that are separate here, as GPT-2 does, no adapters of the same form exist: the log says so, and nothing is written.
     """
     adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
     try:

@@ -43,7 +43,7 @@ def _lines(settings: dict[str, Any]) -> str:
     own |= {key.removeprefix("requested."): settings[key] for key in settings if key.startswith("requested.")}
     if settings.get("init_from"):
         own = {"init_from": settings["init_from"]} | own
-        own.pop("tokenizer.path", None)  # it is that of init_from
+        own.pop("tokenizer.path", None)  # init_from has the same tokenizer
     local = {"init_from", "data.path", "data.val_path", "tokenizer.path"}
     local -= {"data.path"} if settings.get("data.source") == "hub" else set()  # which is a name there
     own |= {key: Path(str(own[key])).name for key in local if own.get(key) and "://" not in str(own[key])}

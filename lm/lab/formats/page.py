@@ -105,7 +105,7 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     model, vocab = layout["model"], layout["model"]["vocab"]
     is_char = model["type"] == "WordLevel" and tokenizer.cut is ANYWHERE and layout["decoder"] == {"type": "Fuse"}
     if not is_char and not is_byte_level(layout):
-        raise UserError("format=page: this tokenizer cannot be carried; expected that of tokenizer=bpe, byte or char")
+        raise UserError("format=page: the page has no such tokenizer; expected tokenizer=bpe, byte or char")
     names = {token["id"]: token["content"] for token in layout["added_tokens"]}  # all of them special
     words = {number: word for word, number in vocab.items() if number not in names}
     ordered = [words.get(number, "") for number in range(tokenizer.vocab_size)]

@@ -102,7 +102,7 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
             if inputs is not outputs and rule is None:
                 reason = "the input and output embeddings of the loaded model differ"
                 if outputs is old_embed.weight:
-                    scales = f"{new_embed.multiplier:g}, that of the loaded model is {old_embed.multiplier:g}"
+                    scales = f"{new_embed.multiplier:g}, not the {old_embed.multiplier:g} of the loaded model"
                     reason = f"and its head.embedding_multiplier is {scales}"
                 advice = f"choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head"
                 raise UserError(f"head: has one matrix, {reason}; {advice}")

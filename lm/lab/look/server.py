@@ -1,7 +1,7 @@
 """The server of the page. It answers this machine alone, and lets one model compute at a time.
 
-GET / is the page, and GET /runs the runs. A question is a POST. An answer is a line of JSON; that of /prompt is a line
-for each token. A refusal is {"error": LINE} with the status 400.
+GET / is the page, and GET /runs the runs. A question is a POST. An answer is a line of JSON; /prompt answers with a
+line for each token. A refusal is {"error": LINE} with the status 400.
 """
 
 import json
@@ -126,7 +126,7 @@ class LookServer(ThreadingHTTPServer):
         self.names |= dict.fromkeys(places)
         styles, rows = line_styles([*self.names]), []
         for name, path in places.items():
-            stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # that of an ablation
+            stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # the last file is of an ablation
             row = self.described(name, path, stamp)
             color = styles[name].color.replace(INK, "var(--ink)")
             rows.append(row | {"color": color, "dashes": styles[name].linestyle})

@@ -40,8 +40,9 @@ def continuations(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each new token of the models in turn: its text, its rank, its lead, the likeliest tokens.
 
-    `rank` is 1 for the largest logit. `lead` is the token's logit minus that of the best other one, below 0 where it
-    was drawn although another is likelier. Both are read off the raw logits: there is no softmax. Raises UserError.
+    `rank` is 1 for the largest logit. `lead` is the token's logit minus the best logit of all others, below 0 if the
+    token was drawn although another token is likelier. Both are read off the raw logits: there is no softmax. Raises
+    UserError.
     """
     require(0 < max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"1 to {MAX_NEW_TOKENS}")
     streams = {}

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 def draw_samples(
     net: Transformer, data: TextData, prompts: list[str] | None, is_finished: bool = False
 ) -> list[dict[str, str]]:
-    """Return each prompt with two continuations. Without prompts, take those of `validation_prompts`.
+    """Return each prompt with two continuations. Without prompts, `validation_prompts` gives them.
 
-    Those of the first prompt are longer in a run that is finished: about SHOWN characters.
+    If the run is finished, the continuations of the first prompt are longer: about SHOWN characters.
     """
     ids = data.val[:STRETCH].tolist() if is_finished else []
     n_first = max(SAMPLE_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1))

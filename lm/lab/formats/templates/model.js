@@ -182,7 +182,7 @@ function best(logits, n) {  // the n highest, in order, of equals the first: [{ 
   return chosen;
 }
 
-function gumbel(seed) {  // -> a function that draws Gumbel noise; its uniform numbers are those of mulberry32
+function gumbel(seed) {  // -> a function that draws Gumbel noise; mulberry32 gives its uniform numbers
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;
     let mixed = Math.imul(seed ^ (seed >>> 15), seed | 1);

@@ -18,7 +18,7 @@ async function continuePrompt(form) {
   $("parting").textContent = "";
   $("step").hidden = true;
   $("stop").hidden = false;
-  $("back").hidden = !branch.before.length; // `branch` is that of tokens.js
+  $("back").hidden = !branch.before.length; // `branch`: see tokens.js
   try {
     for await (const row of streamed("/prompt", asked, own.signal)) {
       if (row.error) throw new Error(row.error);

@@ -33,7 +33,7 @@ function roving(box, selector, [previous, next, other], leave = () => {}) {
 // --- colours
 
 const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(55 * Math.min(1, Math.max(0, share)))}%, transparent)`;
-const unsure = (lead) => 1 - lead / 5; // 0: the token's logit lies 5 or more above that of the best other one
+const unsure = (lead) => 1 - lead / 5; // 0: the token's logit lies 5 or more above the best logit of all others
 
 function scale(low, high, color) { // what the colours say
   const bar = el("i", { style: { background: `linear-gradient(90deg, ${faded(color, 0)}, ${faded(color, 1)})` } });
