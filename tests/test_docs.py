@@ -11,8 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT, TEXT, TINY_RUN
 
+import lm
 from lm.cli.main import COMMANDS
 from lm.lab import results
 from scripts.pages.configuration import PAGE, page
@@ -163,6 +165,15 @@ def test_the_page_of_settings_is_what_the_dataclasses_say(monkeypatch):
     assert text == page(), "run: python -m scripts.pages.configuration"
     assert [name for name in COMMANDS if f"\n## {name}\n" not in text] == []
     assert [line for line in text.splitlines() if line.endswith("|  |")] == []  # each setting says what it is
+
+
+def test_the_version_is_the_same_in_all_three_files():
+    """docs/release.md names them. pyproject.toml reads the version of lm/__init__.py."""
+    (heading, date) = re.findall(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert heading == citation["version"] == lm.__version__
+    assert date == str(citation["date-released"])
+    assert '[tool.hatch.version]\npath = "lm/__init__.py"' in (ROOT / "pyproject.toml").read_text()
 
 
 # --- pages to work through: the notebooks and own-variant.md

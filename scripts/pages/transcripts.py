@@ -16,6 +16,7 @@ SMALL = ("model=tiny", "trainer=cpu", "trainer.max_steps=80", "threads=1")
 TRANSCRIPTS = {  # file -> commands, in one folder with the text my.txt
     "train-help.txt": [("train", "--help")],
     "ablate-help.txt": [("ablate", "--help")],
+    "other-help.txt": [(name, "--help") for name in ("generate", "evaluate", "export", "report", "runs", "look")],
     "first-run.txt": [
         ("train", "my.txt", "trainer=cpu", "run_dir=runs/first"),
         ("train", "my.txt", "trainer=cpu", "run_dir=runs/first"),
@@ -51,7 +52,7 @@ def transcript(place: str, command: str, *words: str) -> str:
     line = [sys.executable, "-m", "lm", command, *words]
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(line, cwd=place, env=environment, text=True, capture_output=True)
-    shown = " ".join(f'"{word}"' if " " in word else word for word in ("lm-lab", command, *words))
+    shown = " ".join(f'"{word}"' if " " in word else word for word in ("python -m lm", command, *words))
     printed = f"{ran.stderr}{ran.stdout}".replace(sys.executable, "python").rstrip()
     return f"$ {shown}\n{printed}\n"
 
