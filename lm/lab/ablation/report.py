@@ -169,7 +169,7 @@ def _tuning(results: Results) -> str:
     tune = results.question.tune
     if tune is None:
         return "none. Each arm uses the learning rates of its configuration"
-    what = "learning rates (one factor multiplies all, so their ratios stay)"
+    what = "learning rates (one factor multiplies all, so their ratios stay the same)"
     what = what if tune == LEARNING_RATE else f"values of {tune}"
     tried = how_many(ladder.n_tried for ladder in results.ladders.values())
     return f"each tuned arm at its own best of {tried} {what}. All other settings are as configured"

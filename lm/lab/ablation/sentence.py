@@ -95,7 +95,7 @@ def how_many(numbers: Iterable[int]) -> str:
 
 
 def _costs(*pair: ArmRecord) -> str:
-    """Return the parameters and FLOPs of an arm beside those of its baseline; empty where they are not known."""
+    """Return the parameters and FLOPs of an arm beside its baseline; empty where they are not known."""
     if len(pair) < 2 or not pair[0].n_params:
         return ""
     costs = []
