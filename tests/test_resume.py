@@ -2,7 +2,6 @@
 
 import errno
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -49,7 +48,6 @@ from tests.helpers.runs import (
     stop,
     wait_for,
 )
-from tests.helpers.writing import write_with_faults
 
 EVERY_FIVE = CheckpointConfig(every=5, keep=3)
 MIDTRAINING = replace(HEADS["untied_midtraining"], head_lr_multiplier=0.5)
@@ -461,13 +459,6 @@ def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path):
         pass
     assert caught.value.filename == str(path)
-
-
-def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=write_with_faults, args=(tmp_path,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
 
 
 @pytest.mark.nightly
