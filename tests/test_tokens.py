@@ -4,11 +4,9 @@ import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,16 +242,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(source, monkeypatch):
     with pytest.raises(UserError, match="changed while it was being read"):
         prepare(source, BYTE)
     assert folders(source) == []
-
-
-@pytest.mark.slow
-def test_processes_at_once_write_the_same_folder(source):
-    text = Path(source.path).read_text() * 20
-    Path(source.path).write_text(text)
-    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
-        results = [job.result() for job in [pool.submit(prepare, source, BPE) for _ in range(4)]]
-    assert len(folders(source)) == 1
-    assert all(documents(data)[0] == [text[: int(len(text) * 0.9)]] for data in results)
 
 
 def test_what_ends_too_early_leaves_nothing(source):
