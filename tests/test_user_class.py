@@ -178,15 +178,6 @@ def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
             assert torch.equal(value, plain[name])
 
 
-def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
-    """Buffers too, which a class may have changed during training."""
-    old, new = net_of(), net_of(seed=1)
-    for tensor in (*old.parameters(), *old.buffers()):
-        tensor.data.add_(0.1)
-    copy_weights(new, old)
-    assert equal(new.state_dict(), old.state_dict())
-
-
 def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
     """As the tables of many positions, it follows from the settings."""
     created = 'self.register_buffer("slope", torch.tensor(0.5), persistent=False)'
@@ -240,14 +231,6 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
         load_model(tmp_path)
     assert module not in sys.modules
     assert torch.equal(load_model(tmp_path, classes=[path])[0](tokens), net.eval()(tokens))
-
-
-def test_classes_of_torch_need_no_module_of_ones_own():
-    plain, net = (build("untied", linear=name, bias=True) for name in ("linear", "torch.nn.Linear"))
-    assert type(net.blocks[0].ffn.up_proj) is nn.Linear
-    assert torch.equal(net(random_tokens(1, SEQ)), plain(random_tokens(1, SEQ)))
-    norm = build("tied", norm="torch.nn.RMSNorm", norm_eps=0.01, bias=True)
-    assert (type(norm.norm), norm.norm.eps) == (nn.RMSNorm, 0.01)
 
 
 # --- what is refused
