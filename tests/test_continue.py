@@ -46,7 +46,10 @@ def stopped(tmp_path_factory):
     (folder / "t.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        stop(composed(*WORDS, "logger=tensorboard", "checkpoint.keep=7"), 12)
+        byte_tokenizer().backend.save("own.json")
+        tokenizer = ["tokenizer.kind=file", "tokenizer.path=own.json"]
+        stop(composed(*WORDS, *tokenizer, "logger=tensorboard", "checkpoint.keep=7"), 12)
+        Path("own.json").unlink()
     return folder
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import HEADS, ROOT, TEXT, TINY_RUN, small_disk, some
+from conftest import HEADS, ROOT, TEXT, small_disk, some
 
 import lm.training.state
 import lm.training.train
@@ -420,16 +420,6 @@ def test_what_was_decided_before_the_first_checkpoint_stays_and_what_was_left_go
         (tmp_path / "run/model").mkdir()
         (tmp_path / "run/model/model.safetensors").touch()
     assert train(run)[1]["steps"] == 12
-
-
-def test_a_tokenizer_file_is_kept_with_a_run_that_stopped(finished_run, text_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(finished_run / "model/tokenizer.json", "own.json")
-    tokenizer = ["tokenizer=file", "tokenizer.path=own.json"]
-    words = [word for word in TINY_RUN if not word.startswith("tokenizer")]
-    stop(composed(*words, *tokenizer, f"data.path={text_file}", "run_dir=run"), 6)
-    Path("own.json").unlink()
-    assert train(composed("run_dir=run"))[1]["resumed_from"] == [6]
 
 
 # --- files that are whole, whatever fails while they are written
