@@ -10,7 +10,6 @@ import yaml
 from lm import compare
 from lm.cli.compose import compose
 from lm.config import RunConfig
-from lm.errors import UserError
 from lm.lab.ablation.ask import (
     choose,
     compose_question,
@@ -24,6 +23,7 @@ from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, fol
 from lm.lab.ablation.question import AblateConfig
 from tests.helpers.ablation_folder import question
 from tests.helpers.ablations import SMALL, draw_nothing, instant, plan_in_a_moment
+from tests.helpers.refusals import refused
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
 TINY = [
@@ -129,11 +129,8 @@ def test_a_mistake_in_a_file_is_one_line_in_its_words(row, tmp_path):
     old, new, named = row.split(" -> ")
     path = tmp_path / "mine.yaml"
     path.write_text(QUESTION.replace(old, new))
-    with pytest.raises(UserError) as caught:
+    with refused(re.escape(named)):
         asked_by(str(path))
-    message = str(caught.value)
-    assert named in message
-    assert "\n" not in message
 
 
 def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_path):
@@ -141,7 +138,7 @@ def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_
     path.write_text(QUESTION)
     asked = asked_by(str(path)).ablation
     path.write_text("- a")
-    with pytest.raises(UserError, match=r"mine\.yaml: its content: expected keys"):
+    with refused(r"mine\.yaml: its content: expected keys"):
         asked_by(str(path))
     assert (asked.arms, asked.seeds) == ({"without": [], "dropout": ["model.dropout=0.1"]}, [0, 1, 2, 3])
     assert (asked.overrides, asked.equivalence_margin) == (["trainer.max_steps=4"], 0.1)
@@ -207,7 +204,7 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     run = RunFiles(folder / "runs/tied-seed100-0")
     for end in (lambda: run.status.unlink(), lambda: run.write_status("killed", "by signal 9")):
         end()
-        with pytest.raises(UserError, match="has not ended"):
+        with refused("has not ended"):
             confirmation(folder)
 
 

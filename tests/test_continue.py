@@ -15,12 +15,12 @@ from lm.config import ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import prepare
-from lm.errors import UserError
 from lm.folder import save_model
 from lm.lab.init_from.base import read_base
 from lm.model.init import named_seed
 from lm.training.loss import plain
 from lm.training.train import train
+from tests.helpers.refusals import refused
 from tests.helpers.runs import MODEL, RUN, at_home, composed, files, outcome, result, rows, stop
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
@@ -94,7 +94,7 @@ def test_a_text_that_has_moved_is_named_in_any_way(run_dir):
 def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(run_dir, whole):
     Path("elsewhere").mkdir()
     Path("t.txt").rename("elsewhere/renamed.md")
-    with pytest.raises(UserError, match=r"^data\.path=t\.txt: "):
+    with refused(r"^data\.path=t\.txt: "):
         train(composed(f"run_dir={run_dir}"))
     train(composed(f"run_dir={run_dir}", "data.path=elsewhere/renamed.md"))
     assert outcome(RunConfig(run_dir=str(run_dir))) == whole
@@ -121,7 +121,7 @@ def test_a_run_that_cannot_be_continued_is_named_with_what_it_has(saved, words, 
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace(*saved))
     before = files(run_dir)
-    with pytest.raises(UserError, match=rf"^run_dir={run_dir}\b.*{message}"):
+    with refused(rf"^run_dir={run_dir}\b.*{message}"):
         train(composed(f"run_dir={run_dir}", *words))
     assert files(run_dir) == before
 
@@ -129,7 +129,7 @@ def test_a_run_that_cannot_be_continued_is_named_with_what_it_has(saved, words, 
 def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir):
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("linear: linear", "linear: no_such_module.Linear"))
-    with pytest.raises(UserError, match=r"model\.linear=no_such_module\.Linear"):
+    with refused(r"model\.linear=no_such_module\.Linear"):
         composed(f"run_dir={run_dir}")
     typed = composed(f"run_dir={run_dir}", "model.linear=no_such_module.Linear")
     assert typed.model.linear == "no_such_module.Linear"
@@ -190,7 +190,7 @@ def start(base, *overrides):
     ],
 )
 def test_what_contradicts_the_loaded_run_is_refused_by_key_and_by_its_cause(home, overrides, key, cause):
-    with pytest.raises(UserError, match=f"^{key}: .*; leave out {cause}$"):
+    with refused(f"^{key}: .*; leave out {cause}$"):
         start(home / "tied", *overrides.split())
 
 
@@ -199,10 +199,10 @@ def test_a_class_of_a_loaded_run_is_imported_by_consent_alone(home, tmp_path):
     net.config = replace(net.config, linear="mine.Part")
     shutil.copytree(home / "tied", tmp_path / "r")
     save_model(net, tokenizer, tmp_path / "r/model")
-    with pytest.raises(UserError, match=r"add model\.linear=mine\.Part"):
+    with refused(r"add model\.linear=mine\.Part"):
         at_home(home, f"init_from={tmp_path / 'r'}")
     assert at_home(home, f"init_from={tmp_path / 'r'}", "model.linear=mine.Part").model.linear == "mine.Part"
-    with pytest.raises(UserError, match=r"has mine\.Part; type model\.linear=mine\.Part$"):
+    with refused(r"has mine\.Part; type model\.linear=mine\.Part$"):
         at_home(home, f"init_from={tmp_path / 'r'}", "model.linear=linear")
 
 
@@ -241,10 +241,10 @@ def test_without_a_checkpoint_the_same_weights_are_needed(home, untied, tmp_path
     (run / "result.json").unlink()
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(base)
-    with pytest.raises(UserError, match=f"^init_from={base}: "):
+    with refused(f"^init_from={base}: "):
         train(composed(f"run_dir={run}"))
     shutil.copytree(untied, base)
-    with pytest.raises(UserError, match=f"^init_from={base}: .*hash"):
+    with refused(f"^init_from={base}: .*hash"):
         train(composed(f"run_dir={run}"))
     _, scores = train(composed(f"run_dir={run}", f"init_from={home / 'tied'}"))
     assert scores["val_loss"] == expected["val_loss"]
@@ -264,6 +264,6 @@ def test_what_the_loaded_model_cannot_do_is_named(home, untied, tmp_path):
         (replace(tied, model=ModelConfig()), r"^model\.n_layers=4: init_from="),  # in Python
         (replace(tied, tokenizer=start(untied).tokenizer), "^tokenizer: init_from="),
     ):
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             train(wrong)
         assert not (tmp_path / "new").exists()

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from lm.config import RunConfig
-from lm.errors import UserError
 from lm.lab.ablation import execute as engines
 from lm.lab.ablation.execute import EXECUTORS, Ending, Executor, execute, job_parameters, make_run_on_node
 from lm.lab.ablation.folder import RunFiles
@@ -24,6 +23,7 @@ from lm.lab.ablation.question import AblateConfig, SlurmConfig
 from lm.system.files import sha256
 from tests.helpers.ablation_folder import question
 from tests.helpers.ablations import SMALL
+from tests.helpers.refusals import refused
 from tests.helpers.runs import wait_for
 
 KILLED, ERROR = Ending("killed", "its node is gone"), Ending("failed", "exit code 127")
@@ -96,7 +96,7 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(p
         execute(planned, interrupted, 3, on_poll=interrupt)
     for spec in planned:
         spec.files.log.unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"runs/a-seed0-0 could not begin \(exit code 127\)"):
+    with refused(r"runs/a-seed0-0 could not begin \(exit code 127\)"):
         execute(planned, absent, 2)
     assert interrupted.cancelled == [f"runs/a-seed{seed}-0" for seed in range(3)]
     assert absent.cancelled == ["runs/a-seed1-0"]
@@ -105,12 +105,12 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running_and_waits_for_it(p
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned, tmp_path):
     spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
-    with pytest.raises(UserError, match=f"^output_dir: {tmp_path / 'runs'} is not on node {socket.gethostname()}"):
+    with refused(f"^output_dir: {tmp_path / 'runs'} is not on node {socket.gethostname()}"):
         make_run_on_node(spec, os.getcwd())
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UserError, match=r"^/nowhere: cannot be used on node "):
+    with refused(r"^/nowhere: cannot be used on node "):
         make_run_on_node(spec, "/nowhere")
-    with pytest.raises(UserError, match=r"^lm: the training code on node "):
+    with refused(r"^lm: the training code on node "):
         make_run_on_node(other, os.getcwd())
     assert not list((tmp_path / "runs").iterdir()), "no run has begun"
 
@@ -128,7 +128,7 @@ def test_one_run_has_a_gpu_and_runs_share_the_cores(n_gpus, workers, tmp_path, m
 def test_an_absent_package_is_named(tmp_path, monkeypatch):
     for name, package in {"ray": "ray", "slurm": "submitit"}.items():
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(UserError, match=rf"executor={name}: .*'\.\[{name}\]'"):
+        with refused(rf"executor={name}: .*'\.\[{name}\]'"):
             EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_a_slurm_without_accounting_is_refused(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(UserError, match="sacct says Slurm accounting storage is disabled; expected"):
+    with refused("sacct says Slurm accounting storage is disabled; expected"):
         EXECUTORS["slurm"](AblateConfig(ablation=question(), executor="slurm"), tmp_path)
 
 

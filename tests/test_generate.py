@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import Sampling, decode, generate, stream, window_start
-from lm.errors import UserError
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
+from tests.helpers.refusals import refused
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 51)], [*range(40, VOCAB)]]
@@ -48,7 +48,7 @@ def test_a_prompt_may_be_empty_and_is_continued_without_characters_that_the_mode
     assert generate(net, CHAR, "a~b", 9) == generate(net, CHAR, "ab", 9) == "".join(stream(net, CHAR, "~ab~", 9))
     assert (generate(net, CHAR, [], 9), generate(net, CHAR, ["a", ""], 0)) == ([], ["", ""])
     for tokenizer in (CHAR, BYTE):
-        with pytest.raises(UserError, match="half of a character"):
+        with refused("half of a character"):
             tokenizer.without_unknown("a é \ud800")
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_number_is_refused_by_name():
     for line in WRONG.split("\n")[1:-1]:
         options = {key: float(value) for key, value in (word.split("=") for word in line.split())}
         for call in (generate, stream):
-            with pytest.raises(UserError, match=f"^{[*options][-1]}="):
+            with refused(f"^{[*options][-1]}="):
                 next(call(sensitive(BYTE.vocab_size), BYTE, "x", **options))
 
 

@@ -11,11 +11,11 @@ import yaml
 from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
 
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
-from lm.errors import UserError
 from lm.lab.init_from.weights import copy_weights
 from lm.model import Transformer
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, noisy, random_tokens
+from tests.helpers.refusals import refused
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
@@ -167,7 +167,7 @@ def test_a_head_that_can_hold_the_old_one_computes_the_same(old, new):
 @each(("old", "new"), [(UNTIED, TIED), (PROJECTED, MIDTRAINING)], ids=lambda head: head.name)
 def test_two_matrices_become_one_by_a_rule_alone(old, new):
     net = noisy(tiny(), old)
-    with pytest.raises(UserError, match="init_tied_matrix"):
+    with refused("init_tied_matrix"):
         converted(net, new)
     inputs, outputs = net.embed.matrix(), net.head.matrix(net.embed.weight)
     expected = {"embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
@@ -183,5 +183,5 @@ def test_a_longer_context_needs_no_weights_but_learned_positions():
     net = build(TIED, position="learned")
     shorter = converted(net, TIED, seq_len=4, position="learned")
     assert torch.equal(shorter(TOKENS[:, :4]), net(TOKENS[:, :4]))
-    with pytest.raises(UserError, match=f"data.seq_len={SEQ + 1}"):
+    with refused(f"data.seq_len={SEQ + 1}"):
         converted(net, TIED, seq_len=SEQ + 1, position="learned")

@@ -1,6 +1,7 @@
 """Exports that transformers and llama.cpp read, and folders of transformers that load_model reads: equal logits."""
 
 import json
+import re
 import shutil
 import sys
 from functools import cache
@@ -16,11 +17,11 @@ from tokenizers import AddedToken
 
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.decoding import generate
-from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.formats.gguf import export_gguf
 from lm.lab.formats.huggingface import SYNONYMS, export
 from tests.helpers.models import LLAMA, assert_same_model, equal, exported, noisy, random_tokens
+from tests.helpers.refusals import refused
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["the quick brown fox\n"])
 TOKENIZERS = {
@@ -70,7 +71,7 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind, tmp_path):
 def test_a_folder_of_other_files_is_refused_and_one_that_an_interruption_left_is_written_anew(tmp_path):
     (tmp_path / "mine").touch()
     net = noisy(tiny(**LLAMA), "tied", 257)
-    with pytest.raises(UserError, match=r"^output_dir="):
+    with refused(r"^output_dir="):
         export(net, BYTE, tmp_path)
     (tmp_path / ".unfinished").touch()
     export(net, BYTE, tmp_path)
@@ -224,12 +225,8 @@ def test_what_cannot_be_carried_is_refused_in_one_line(named, name, files, publi
             path.write_text(content)
         else:
             change(path, **content)
-    with pytest.raises(UserError) as caught:
+    with refused(f"^{folder}.*{re.escape(named)}"):
         load_model(folder)
-    message = str(caught.value)
-    assert named in message
-    assert message.startswith(str(folder))
-    assert "\n" not in message
 
 
 def test_no_code_of_a_folder_runs(smol):
@@ -240,7 +237,7 @@ def test_no_code_of_a_folder_runs(smol):
     change(smol / "config.json", auto_map=foreign, attn_implementation="nobody/kernel")
     load_model(smol)  # as the Llama that it is
     (smol / "model.safetensors").rename(smol / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"model\.safetensors"):
+    with refused(r"model\.safetensors"):
         load_model(smol)
     assert not mark.exists()
 
@@ -251,7 +248,7 @@ def test_a_head_that_contradicts_the_tie_is_refused(smol):
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
     load_model(smol)  # a copy is none
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path, {"format": "pt"})
-    with pytest.raises(UserError, match="tie_word_embeddings"):
+    with refused("tie_word_embeddings"):
         load_model(smol)
 
 
@@ -259,7 +256,7 @@ def test_a_folder_is_converted_once_and_afterwards_needs_no_transformers(smol, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "transformers", None)
-        with pytest.raises(UserError, match=r"needs the package transformers; type pip install -e '\.\[hf\]'"):
+        with refused(r"needs the package transformers; type pip install -e '\.\[hf\]'"):
             load_model(smol)
     net, _ = load_model(smol)
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -267,7 +264,7 @@ def test_a_folder_is_converted_once_and_afterwards_needs_no_transformers(smol, t
     assert torch.equal(load_model(smol)[0](tokens), net(tokens))
     assert len([*(tmp_path / "cache").rglob("model.safetensors")]) == 1
     change(smol / "config.json", rms_norm_eps=1e-3)
-    with pytest.raises(UserError, match="transformers"):
+    with refused("transformers"):
         load_model(smol)  # of other content
 
 
@@ -282,7 +279,7 @@ def test_the_end_of_text_may_have_a_name_of_its_own(smol, tmp_path):
     (smol / "tokenizer.json").write_text(BYTE.to_json().replace("<|endoftext|>", END))
     for content, message in (("5", "no end-of-text token"), ('{"eos_token": "<absent>"}', "<absent>")):
         names.write_text(content)
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             load_model(smol)
     names.write_text(json.dumps({"eos_token": {"content": END}}))
     net, tokenizer = load_model(smol)
@@ -309,7 +306,7 @@ def test_a_token_that_only_transformers_adds_is_refused(smol):
     ):
         before = path.read_text() if path.exists() else "{}"
         change(path, **content)
-        with pytest.raises(UserError, match=r"tokenizer\.json lacks the token '<.*save_pretrained"):
+        with refused(r"tokenizer\.json lacks the token '<.*save_pretrained"):
             load_model(smol)
         path.write_text(before)
 
@@ -389,7 +386,7 @@ def test_special_tokens_and_unused_rows_have_their_types(tmp_path):
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UserError, match=r"format=gguf: needs the package gguf; type pip install -e '\.\[gguf\]'"):
+    with refused(r"format=gguf: needs the package gguf; type pip install -e '\.\[gguf\]'"):
         export_gguf(model(**LLAMA), BPE, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

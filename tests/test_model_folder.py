@@ -23,7 +23,6 @@ from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.data.tokens import prepare
 from lm.decoding import decode
-from lm.errors import UserError
 from lm.folder import load_model, model_folder, save_model
 from lm.lab.commands.export import run as export_command
 from lm.lab.formats.gguf import export_gguf
@@ -33,6 +32,7 @@ from lm.model.transformer import Transformer
 from lm.system.files import read_json
 from tests.helpers.browser import browser_page
 from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, exported, noisy
+from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 
 BYTE = byte_tokenizer()
@@ -92,14 +92,14 @@ def test_a_changed_or_missing_file_is_one_line_that_names_it(name, damage, named
     path.unlink()
     if damage:
         path.write_bytes(damage(content))
-    with pytest.raises(UserError, match=f"^.*{folder}.*{named}.*$"):
+    with refused(f"^.*{folder}.*{named}.*$"):
         load_model(folder)
 
 
 def test_a_folder_of_runs_is_answered_by_the_key_that_was_typed(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").touch()
-    with pytest.raises(UserError, match=r"^init_from=.*did you mean init_from=.*/run\?"):
+    with refused(r"^init_from=.*did you mean init_from=.*/run\?"):
         model_folder(tmp_path, "init_from")
 
 
@@ -130,7 +130,7 @@ UNCARRIED = [  # how a model is written, its settings, its tokenizer, and what i
 @pytest.mark.parametrize(("write", "changes", "tokenizer", "named"), UNCARRIED)
 def test_what_a_format_cannot_carry_is_refused_by_name(write, changes, tokenizer, named, tmp_path):
     net = Transformer(tiny(**changes), HEADS["tied"], vocab_size=tokenizer.vocab_size, seq_len=SEQ)
-    with pytest.raises(UserError, match=f"^{re.escape(named)}"):
+    with refused(f"^{re.escape(named)}"):
         write(net, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -139,7 +139,7 @@ def test_what_a_format_cannot_carry_is_refused_by_name(write, changes, tokenizer
 def test_a_weight_that_becomes_infinite_is_refused(write, dtype, tmp_path):
     net = noisy(tiny(**LLAMA), "tied", BPE.vocab_size)
     net.embed.weight.data[5, 3] = 1e7
-    with pytest.raises(UserError, match=f"^dtype={dtype}: "):
+    with refused(f"^dtype={dtype}: "):
         write(net, BPE, tmp_path / "out", dtype)
     assert not (tmp_path / "out").exists()
 

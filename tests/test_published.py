@@ -8,11 +8,11 @@ from conftest import ROOT
 from scipy import stats
 
 from lm.config import config_hash
-from lm.errors import UserError
 from lm.lab.ablation.folder import read_record
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts
 from scripts.pages.recipes import figures, texts
+from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 
 DOCS = ROOT / "docs/studies"
@@ -26,7 +26,7 @@ def test_all_studies_are_frozen():
     frame = contrasts(DOCS)
     published = pd.concat(pd.read_csv(DOCS / name / "contrasts.csv") for name in STUDIES)
     assert [*frame.sentence[frame.ablation.isin(STUDIES)]] == [*published.sentence]
-    with pytest.raises(UserError, match="is a study that is frozen as published"):
+    with refused("is a study that is frozen as published"):
         read_record(DOCS / STUDIES[0])
 
 

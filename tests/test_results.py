@@ -9,7 +9,6 @@ import pytest
 from conftest import HEADS, ROOT
 
 from lm.config import RunConfig
-from lm.errors import UserError
 from lm.lab.ablation.execute import describe_exit_code
 from lm.lab.ablation.folder import RunFiles
 from lm.lab.ablation.report import write_report
@@ -17,6 +16,7 @@ from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
 from tests.helpers.ablation_folder import make, write, write_run_dir
 from tests.helpers.ablations import draw_nothing
+from tests.helpers.refusals import refused
 from tests.helpers.runs import files
 
 STUDIES = ROOT / "docs/studies"
@@ -142,7 +142,7 @@ def test_a_mistake_names_the_folder_or_the_key(whole, tmp_path, caplog):
         (lambda: runs(whole, ["head.untied"]), r"^settings: head.untied .*head.untie_at"),
         (lambda: curves(whole, "val/los"), r"^metric=val/los: .*val/loss"),
     ):
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             call()
     assert not caplog.messages, "the error says all"
 
@@ -160,5 +160,5 @@ DAMAGED = [
 def test_a_damaged_file_is_one_line_that_names_it(name, damage, key, study):
     path = study / name
     path.write_text(damage(path.read_text()))
-    with pytest.raises(UserError, match=f"^{re.escape(str(path))}: {key}.*$"):
+    with refused(f"^{re.escape(str(path))}: {key}.*$"):
         (curves if name == "curves.csv" else contrasts)(study)

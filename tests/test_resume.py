@@ -22,7 +22,7 @@ from conftest import HEADS, ROOT, TEXT, small_disk, some
 import lm.training.state
 import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, OptimConfig
-from lm.errors import UserError, reading
+from lm.errors import reading
 from lm.folder import load_model
 from lm.lab.init_from.base import read_base
 from lm.system.files import atomic_file, is_run, read_json, read_yaml
@@ -30,6 +30,7 @@ from lm.training.run_directory import RunLocked
 from lm.training.state import newest_checkpoint
 from lm.training.train import train
 from tests.helpers.models import weights
+from tests.helpers.refusals import refused
 from tests.helpers.runs import (
     MUON,
     change,
@@ -282,7 +283,7 @@ def test_checkpoints_of_no_use_are_refused(damage, left, tmp_path):
     run = left(ADAMW, tmp_path / "run")
     damage(tmp_path / "run/checkpoints")
     before = files(tmp_path / "run")
-    with pytest.raises(UserError, match=f"^{tmp_path / 'run'}/.*: "):
+    with refused(f"^{tmp_path / 'run'}/.*: "):
         train(run)
     assert files(tmp_path / "run") == before
 
@@ -317,7 +318,7 @@ def test_what_lies_in_the_place_of_the_directory_is_refused_and_never_touched(na
     Path("my.txt").write_text(TEXT)
     before = files(tmp_path)
     for run_dir in (".", "my.txt"):
-        with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
+        with refused(f"^run_dir={run_dir}: "):
             train(composed("data=text", "data.path=my.txt", "tokenizer=byte", f"run_dir={run_dir}"))
     assert files(tmp_path) == before
     assert not is_run(tmp_path)
@@ -329,7 +330,7 @@ def test_a_run_says_which_code_made_it_and_other_code_does_not_continue_it(text_
     code = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["code"]
     other = {"version": "9.9.9", "hash": "0" * 64}
     monkeypatch.setattr("lm.training.run_directory.code_identity", lambda: other)
-    with pytest.raises(UserError, match=r"was begun by other code.*checkpoint\.resume=false.*other_code=true"):
+    with refused(r"was begun by other code.*checkpoint\.resume=false.*other_code=true"):
         train(run)
     train(replace(run, other_code=True))
     assert result(tmp_path / "run")["code"] == other != code
@@ -375,7 +376,7 @@ def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path
     stopped = replace(run, run_dir=str(tmp_path / "stopped"))
     stop(stopped, 3)
     (tmp_path / "factor_of_mine.py").write_text("FACTOR = 2.0\n")  # which the class imports
-    with pytest.raises(UserError, match=r"was begun by another version of counts_of_mine\.Own"):
+    with refused(r"was begun by another version of counts_of_mine\.Own"):
         train(stopped)
     (tmp_path / "counts_of_mine.py").unlink()
     monkeypatch.delitem(sys.modules, "counts_of_mine")
@@ -401,7 +402,7 @@ def test_the_defaults_of_torch_that_a_notebook_has_set_change_no_run_and_no_mode
 def test_settings_of_python_are_checked_as_those_of_a_file_are(text_file, tmp_path):
     run = small_run(text_file, tmp_path / "run")
     for wrong, key in (({"max_steps": 2.5}, "trainer.max_steps"), ({"prompts": "Once"}, "prompts")):
-        with pytest.raises(UserError, match=f"^{key}: "):
+        with refused(f"^{key}: "):
             train(change(run, **wrong))
     run = change(run, optim=replace(run.optim, betas=(0.9, 0.95)), max_steps=2)
     assert train(run) == train(run), "a tuple is a list"
@@ -430,10 +431,8 @@ def test_what_holds_something_else_is_named(tmp_path, read):
     path = tmp_path / "file"
     for content in (b"", b"[1, 2]", b"{", b"\xff", b"a: !!python/name:os.system"):
         path.write_bytes(content)
-        with pytest.raises(UserError) as caught, reading(path):
+        with refused(rf"^{path}: not what lm wrote \("), reading(path):
             read(path)
-        assert str(caught.value).startswith(f"{path}: not what lm wrote (")
-        assert "\n" not in str(caught.value)
 
 
 def test_an_error_names_the_file_whatever_raises_it(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from lm.data import text as module
 from lm.data.text import chunks, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
-from lm.errors import UserError
+from tests.helpers.refusals import refused
 from tests.helpers.texts import BYTE, documents, stored, texts, write_rows
 
 BPE = TokenizerConfig(vocab_size=300)
@@ -159,12 +159,12 @@ def test_encoding_in_chunks_is_the_same(text, data, tmp_path_factory):
 def test_the_training_text_needs_one_window(source):
     Path(source.path).write_text("x" * 100)  # of which 91 tokens are for training
     assert len(prepare(replace(source, seq_len=90), BYTE).train) == 91
-    with pytest.raises(UserError, match=r"^data: .* data\.seq_len=91"):
+    with refused(r"^data: .* data\.seq_len=91"):
         prepare(replace(source, seq_len=91), BYTE)
     assert len(prepare(replace(source, val_fraction=1e-17), BYTE).val) == 2  # end of text, and a byte
     for text in ("é", ""):
         Path(source.path).write_text(text)
-        with pytest.raises(UserError, match=r"^data"):
+        with refused(r"^data"):
             prepare(source, BYTE)
 
 
@@ -213,7 +213,7 @@ def test_bytes_that_are_read_in_another_way_are_another_text(source, tmp_path):
     assert len(hashes) == 2
     prepare(source, BYTE)
     shutil.copy(source.path, tmp_path / "named.txt.gz")
-    with pytest.raises(UserError, match="gzip"):
+    with refused("gzip"):
         prepare(replace(source, path=f"{tmp_path}/named.txt.gz"), BYTE)
 
 
@@ -239,7 +239,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(source, monkeypatch):
             yield name, blocks
 
     monkeypatch.setattr(sources.TextFiles, "documents", documents)
-    with pytest.raises(UserError, match="changed while it was being read"):
+    with refused("changed while it was being read"):
         prepare(source, BYTE)
     assert folders(source) == []
 
@@ -249,7 +249,7 @@ def test_what_ends_too_early_leaves_nothing(source):
         with small_disk(), pytest.raises(OSError, match="too large") as caught:
             work()
         assert str(caught.value.filename).startswith(source.cache_dir)  # which disk is full
-    with pytest.raises(UserError):
+    with refused(r"^data\.separator=###: "):
         prepare(replace(source, separator="###"), BPE)
     assert folders(source) == []
 
@@ -320,7 +320,7 @@ def test_tokens_that_were_made_elsewhere_need_a_tokenizer_and_a_validation_text(
         (partial(prepare, replace(config, val_path=None), own), "data.val_path: "),
         (partial(encode_whole, config, data.tokenizer), "data.path="),
     ):
-        with pytest.raises(UserError, match=f"^{re.escape(key)}"):
+        with refused(f"^{re.escape(key)}"):
             use()
 
 
@@ -343,7 +343,7 @@ def test_tokens_of_another_width_are_refused_by_file_and_type(vocab_size, key, c
         data = prepare(config, own)
         assert (data.train if key == "path" else data.val).tobytes() == content
         return
-    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/{key}: .*{dtype}"):
+    with refused(rf"^{re.escape(str(tmp_path))}/{key}: .*{dtype}"):
         prepare(config, own)
 
 
@@ -352,7 +352,7 @@ def test_tokens_whose_bytes_cannot_be_told_are_refused_or_that_is_said(source, t
     bytes_of_ab = [0, *byte_tokenizer().encode("ab")]
     for ids, unk_token, words in ([*bytes_of_ab, 257], "<257>", "the token 257"), ([0] * 3, None, "no text"):
         config, own = elsewhere(source, tmp_path, val_path=raw(ids, "u2"), vocab_size=258, unk_token=unk_token)
-        with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/val_path: .*{words}"):
+        with refused(rf"^{re.escape(str(tmp_path))}/val_path: .*{words}"):
             prepare(config, own)
     caplog.clear()
     config, own = elsewhere(source, tmp_path, val_path=raw(bytes_of_ab, "u2"), normalizer={"type": "Lowercase"})
@@ -377,5 +377,5 @@ def test_folds_part_a_text_and_one_of_them_is_the_usual_split(n_files, source, t
         assert len(folds[1].document_starts()) == 2, "what stands before and after the fold"
         sizes = [prepare(replace(config, val_fraction=0.15, fold=i), BYTE).val_bytes for i in range(7)]
         assert max(sizes) - min(sizes) <= 2, "of bytes; a character has two at most"
-        with pytest.raises(UserError, match=r"^data.val_fraction=0.7: "):
+        with refused(r"^data.val_fraction=0.7: "):
             replace(config, val_fraction=0.7, fold=0)

@@ -16,13 +16,13 @@ from torch import nn
 from lm.config import DataConfig, OptimConfig, RunConfig, user_classes
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import decode
-from lm.errors import UserError
 from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.model import Transformer
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, random_tokens
+from tests.helpers.refusals import refused
 
 PARTS = """
 import torch
@@ -227,7 +227,7 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     [(key, path)] = user_classes(net.config).items()
     module = path.split(".")[0]
     del sys.modules[module]
-    with pytest.raises(UserError, match=rf"{key}={path}: .*classes=\[{path}\]"):
+    with refused(rf"{key}={path}: .*classes=\[{path}\]"):
         load_model(tmp_path)
     assert module not in sys.modules
     assert torch.equal(load_model(tmp_path, classes=[path])[0](tokens), net.eval()(tokens))
@@ -238,11 +238,11 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
 
 def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
     for path in ("nosuch.Linear", "torch.nn.Linaer", "torch.nn.functional.relu", "os.path"):
-        with pytest.raises(UserError, match=f"^model.norm={path}: "):
+        with refused(f"^model.norm={path}: "):
             import_class("model.norm", path)
-    with pytest.raises(UserError, match=r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
+    with refused(r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
         build(ffn="torch.nn.Linear")
-    with pytest.raises(UserError, match=r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
+    with refused(r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
         try_classes(RunConfig(model=tiny(linear="torch.nn.Bilinear"), data=DataConfig(seq_len=SEQ)), VOCAB)
 
 
@@ -256,7 +256,7 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
 def test_a_class_whose_score_would_be_wrong_is_refused(name, reason):
     run = RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), head=TIED, data=DataConfig(seq_len=SEQ))
     before = torch.get_rng_state()
-    with pytest.raises(UserError, match=rf"^model\.ffn=parts_of_mine\.{name}: .*{reason}"):
+    with refused(rf"^model\.ffn=parts_of_mine\.{name}: .*{reason}"):
         try_classes(run, VOCAB)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -265,7 +265,7 @@ def test_buffers_that_training_changes_are_refused_where_a_forward_pass_is_repea
     for norm, is_refused in (("parts_of_mine.Norm", False), ("parts_of_mine.Counted", True)):
         run = RunConfig(model=tiny(norm=norm), data=DataConfig(seq_len=SEQ))
         try_classes(run, VOCAB)
-        with pytest.raises(UserError, match="activation_checkpointing=true: ") if is_refused else nullcontext():
+        with refused("activation_checkpointing=true: ") if is_refused else nullcontext():
             try_classes(replace(run, activation_checkpointing=True), VOCAB)
 
 
@@ -276,13 +276,13 @@ def test_a_table_of_positions_whose_layout_is_not_known_is_not_cut():
         return Transformer(tiny(position="parts_of_mine.Table"), TIED, vocab_size=VOCAB, seq_len=seq_len)
 
     for new in (SEQ // 2, 2 * SEQ):
-        with pytest.raises(UserError, match=f"^data.seq_len={new}: .* has {SEQ} learned positions; choose that$"):
+        with refused(f"^data.seq_len={new}: .* has {SEQ} learned positions; choose that$"):
             copy_weights(net(new), net(SEQ))
 
 
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():
     for changes, setting in (({}, "model.residual_scale=1"), ({"previous_token_init": 1}, "previous_token_init=0")):
-        with pytest.raises(UserError, match=rf"^model\.linear.*{setting}"):
+        with refused(rf"^model\.linear.*{setting}"):
             build(linear="torch.nn.Identity", d_ff=32, **changes)
 
 
