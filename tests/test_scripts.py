@@ -18,9 +18,8 @@ import pytest
 from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import generate, load_model
-from lm.cli.main import main
 from lm.system.signals import Signals
-from tests.helpers.runs import PROCESSES, result, signal_at, unblock_signals, wait_for
+from tests.helpers.runs import result, signal_at, wait_for
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 slow = pytest.mark.slow
@@ -34,8 +33,8 @@ def cwd(tmp_path, monkeypatch):
     return tmp_path
 
 
-def start(name, *args, **options):
-    return subprocess.Popen([sys.executable, str(ROOT / f"scripts/{name}.py"), *args], text=True, **options)
+def start(name, *args, before=(), **options):
+    return subprocess.Popen([*before, sys.executable, ROOT / f"scripts/{name}.py", *args], text=True, **options)
 
 
 def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd, monkeypatch):
@@ -125,36 +124,21 @@ def test_a_sweep_runs_each_job_and_compares_them(command, cwd):
 # --- what ends a command
 
 
-def train_unread(words, ignored):
-    """The command in a process that has imported it already; nobody reads what it writes."""
-    unblock_signals()
-    for signum in ignored:
-        signal.signal(signum, signal.SIG_IGN)
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.dup2(writing, 1)
-    os.dup2(writing, 2)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))  # those of pytest are files
-    sys.argv = [str(ROOT / "scripts/train.py"), *words]
-    main("train")
-
-
 @slow
 @pytest.mark.nightly
-def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_ignored(cwd):
-    """As nohup lets a command ignore it."""
+def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_nohup_ignores_it(cwd):
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=100000", "run_dir=run"]
-    for ignored, code in ((), 128 + signal.SIGHUP), ((signal.SIGHUP,), 128 + signal.SIGTERM):
+    for before, code in ([], 128 + signal.SIGHUP), (["nohup"], 128 + signal.SIGTERM):
         newest = max(cwd.glob("run/checkpoints/*"), default=None)
-        process = PROCESSES.Process(target=train_unread, args=(words, ignored))
-        process.start()
+        reading, writing = os.pipe()
+        os.close(reading)  # nobody reads what the command writes
+        process = start("train", *words, before=before, stdout=writing, stderr=writing)
         wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest, 300)
-        os.kill(process.pid, signal.SIGHUP)
-        if ignored:
+        process.send_signal(signal.SIGHUP)
+        if before:
             time.sleep(0.5)
             process.terminate()
-        process.join(300)
-        assert process.exitcode == code
+        assert process.wait(300) == code
 
 
 @pytest.mark.nightly
