@@ -6,15 +6,15 @@ from itertools import islice, takewhile
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, TIED, VOCAB, tiny
+from conftest import SEQ, VOCAB
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import Sampling, decode, generate, stream, window_start
-from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
+from tests.helpers.models import build
 from tests.helpers.refusals import refused
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
@@ -126,7 +126,7 @@ def test_decoding_calls_no_softmax(options):
 
 
 def test_decoding_disables_dropout_and_restores_training_mode():
-    net = Transformer(tiny(dropout=0.5), TIED, vocab_size=VOCAB, seq_len=SEQ).train()
+    net = build("tied", dropout=0.5)
     first, second = (list(islice(decode(net, [[1, 2, 3]]), 8)) for _ in range(2))
     assert first == second
     assert net.training

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
+from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB
 
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.lab.init_from.weights import copy_weights
@@ -46,7 +46,7 @@ def step(net, optimizer):
 @each_head
 def test_each_variant_has_the_input_and_output_embeddings_of_its_definition(head):
     """The head's own parameters, the input and the output embeddings, and the logits that follow from them."""
-    net = noisy(tiny(), head)
+    net = noisy(head)
     embedding, output = net.embed.weight, net.head.matrix(net.embed.weight)
     tied = head.name in ("tied", "tied_scaled")
     shapes = {name: tuple(parameter.shape) for name, parameter in net.head.named_parameters()}
@@ -149,7 +149,7 @@ EXACT = [  # each variant as the old and as the new one, and the pairs that move
 @each(("old", "new"), EXACT, ids=lambda head: head.name)
 def test_a_head_that_can_hold_the_old_one_computes_the_same(old, new):
     """Bit for bit, but where two products become one matrix or a factor moves into another."""
-    net = noisy(tiny(), old)
+    net = noisy(old)
     net.head.load_state_dict(net.head.saved(net.embed.weight))
     new_net = converted(net, new)
     if old.kind == new.kind and old.embedding_multiplier == new.embedding_multiplier:
@@ -166,7 +166,7 @@ def test_a_head_that_can_hold_the_old_one_computes_the_same(old, new):
 
 @each(("old", "new"), [(UNTIED, TIED), (PROJECTED, MIDTRAINING)], ids=lambda head: head.name)
 def test_two_matrices_become_one_by_a_rule_alone(old, new):
-    net = noisy(tiny(), old)
+    net = noisy(old)
     with refused("init_tied_matrix"):
         converted(net, new)
     inputs, outputs = net.embed.matrix(), net.head.matrix(net.embed.weight)

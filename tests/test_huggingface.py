@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from conftest import SEQ, tiny
+from conftest import SEQ
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -39,7 +39,7 @@ def test_transformers_reads_what_is_exported(name, head, changes, tmp_path):
     """Model and tokenizer. For some architectures transformers has a tokenizer of its own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    net = noisy(tiny(**changes), head, 257)
+    net = noisy(head, 257, **changes)
     assert export(net, BYTE, tmp_path / "out") == name
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -54,7 +54,7 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = TOKENIZERS[kind]
-    net = noisy(tiny(**LLAMA), "untied", tokenizer.vocab_size)
+    net = noisy("untied", tokenizer.vocab_size, **LLAMA)
     export(net, tokenizer, tmp_path / "out")
     model, words = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForCausalLM, AutoTokenizer))
     texts = ["the quick brown fox\n", *(["a <|endoftext|> b"] if kind != "char" else [])]
@@ -70,7 +70,7 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind, tmp_path):
 
 def test_a_folder_of_other_files_is_refused_and_one_that_an_interruption_left_is_written_anew(tmp_path):
     (tmp_path / "mine").touch()
-    net = noisy(tiny(**LLAMA), "tied", 257)
+    net = noisy("tied", 257, **LLAMA)
     with refused(r"^output_dir="):
         export(net, BYTE, tmp_path)
     (tmp_path / ".unfinished").touch()
@@ -335,7 +335,7 @@ TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
 
 
 def model(head="tied", vocab_size=BPE.vocab_size, **changes):
-    return noisy(tiny(**changes), head, vocab_size, seq_len=128)
+    return noisy(head, vocab_size, 128, **changes)
 
 
 @pytest.mark.parametrize(("name", "head", "changes"), exported("gguf"))

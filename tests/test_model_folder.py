@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from conftest import HEADS, SEQ, TEXT, tiny
+from conftest import HEADS, SEQ, TEXT
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
@@ -28,10 +28,9 @@ from lm.lab.commands.export import run as export_command
 from lm.lab.formats.gguf import export_gguf
 from lm.lab.formats.huggingface import export
 from lm.lab.formats.page import export_page
-from lm.model.transformer import Transformer
 from lm.system.files import read_json
 from tests.helpers.browser import browser_page
-from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, exported, noisy
+from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, exported, noisy
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 
@@ -43,13 +42,13 @@ FILES = ("model.safetensors", "tokenizer.json", "config.json")
 
 @pytest.fixture
 def folder(tmp_path):
-    save_model(noisy(tiny(), "untied", 257), BYTE, tmp_path / "model")
+    save_model(noisy("untied", 257), BYTE, tmp_path / "model")
     return tmp_path
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_round_trip(head, tmp_path):
-    net = noisy(tiny(n_kv_heads=1, qk_norm=True, attention_bias="qkv"), head, 300)
+    net = noisy(head, 300, n_kv_heads=1, qk_norm=True, attention_bias="qkv")
     save_model(net, BPE, tmp_path / "model")
     again, tokenizer = load_model(tmp_path)
     assert (again.config, again.head_config) == (net.config, net.head_config)
@@ -59,7 +58,7 @@ def test_round_trip(head, tmp_path):
 
 def test_a_head_saved_before_untying_is_what_was_trained(tmp_path):
     """While it is tied its own matrix is out of date, so the folder holds the embedding twice. `net` is not changed."""
-    net = noisy(tiny(), "untied_midtraining", 257)
+    net = noisy("untied_midtraining", 257)
     net.head.on_train_step(0.0, net.embed.weight, {})
     before, logits = {name: tensor.clone() for name, tensor in net.state_dict().items()}, net(TOKENS)
     save_model(net, BYTE, tmp_path / "model")
@@ -129,7 +128,7 @@ UNCARRIED = [  # how a model is written, its settings, its tokenizer, and what i
 
 @pytest.mark.parametrize(("write", "changes", "tokenizer", "named"), UNCARRIED)
 def test_what_a_format_cannot_carry_is_refused_by_name(write, changes, tokenizer, named, tmp_path):
-    net = Transformer(tiny(**changes), HEADS["tied"], vocab_size=tokenizer.vocab_size, seq_len=SEQ)
+    net = build("tied", tokenizer.vocab_size, **changes)
     with refused(f"^{re.escape(named)}"):
         write(net, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -137,7 +136,7 @@ def test_what_a_format_cannot_carry_is_refused_by_name(write, changes, tokenizer
 
 @pytest.mark.parametrize(("write", "dtype"), [(export_gguf, "f16"), (export_gguf, "q8_0"), (export_page, "f16")])
 def test_a_weight_that_becomes_infinite_is_refused(write, dtype, tmp_path):
-    net = noisy(tiny(**LLAMA), "tied", BPE.vocab_size)
+    net = noisy("tied", BPE.vocab_size, **LLAMA)
     net.embed.weight.data[5, 3] = 1e7
     with refused(f"^dtype={dtype}: "):
         write(net, BPE, tmp_path / "out", dtype)
@@ -146,7 +145,7 @@ def test_a_weight_that_becomes_infinite_is_refused(write, dtype, tmp_path):
 
 @pytest.mark.parametrize("form", ["safetensors", "gguf", "page"])
 def test_a_model_that_diverged_is_not_exported(form, command, tmp_path):
-    net = noisy(tiny(**LLAMA), "tied", BPE.vocab_size)
+    net = noisy("tied", BPE.vocab_size, **LLAMA)
     net.norm.weight.data[3] = torch.nan
     save_model(net, BPE, tmp_path / "model")
     code, _, err = command("export", f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", f"format={form}")
@@ -223,9 +222,7 @@ def in_javascript(page, texts=(), rows=(), prompts=(), n_tokens=0):
 @needs_node
 @pytest.mark.parametrize("case", CASES)
 def test_the_logits_are_ours(case, tmp_path):
-    changes = dict(case)
-    head = changes.pop("kind")
-    net = noisy(tiny(**changes), head, BPE.vocab_size)
+    net = noisy(vocab_size=BPE.vocab_size, **case)
     page = export_page(net, BPE, tmp_path, "f32")
     assert_same_model(net, lambda tokens: torch.tensor(in_javascript(page, rows=tokens.tolist())["logits"]))
 
@@ -234,7 +231,7 @@ def test_the_logits_are_ours(case, tmp_path):
 @pytest.mark.parametrize("changes", [{"position": "learned"}, {"rope_theta": 100.0, "d_head": 6}, {"position": "none"}])
 def test_decoding_past_the_context_is_ours(changes, tmp_path):
     """Each greedy token, and the five best with the logits that decided it."""
-    net, prompt = noisy(tiny(**changes), "tied_scaled", BPE.vocab_size), [0, *range(5, 15)]
+    net, prompt = noisy("tied_scaled", BPE.vocab_size, **changes), [0, *range(5, 15)]
     logits = []
     tokens = [token for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), 32)]
     page = export_page(net, BPE, tmp_path, "f32")
@@ -262,7 +259,7 @@ def test_a_text_has_our_tokens_and_comes_back(tokenizer, tmp_path):
     draw = random.Random(0)
     texts = [*AWKWARD, "abcabcabcab", "abcbcab"]
     texts += ["".join(draw.choices("".join(AWKWARD[:-2]), k=40)) for _ in range(200)]
-    page = export_page(noisy(tiny(), "tied", tokenizer.vocab_size), tokenizer, tmp_path)
+    page = export_page(noisy("tied", tokenizer.vocab_size), tokenizer, tmp_path)
     in_page = in_javascript(page, texts)
     assert in_page["ids"] == tokenizer.encode_all(texts)
     assert in_page["texts"] == texts

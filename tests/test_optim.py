@@ -13,7 +13,6 @@ from conftest import EVERY_HEAD, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm import Transformer
 from lm.config import DataConfig, HeadConfig, OptimConfig, RunConfig
 from lm.system.device import has_native_bf16
 from lm.training.loss import HAS_CHUNKED, LOSSES, chunked, plain
@@ -78,7 +77,7 @@ def test_bf16_is_near(head, loss):
 
 @needs_chunks
 def test_chunked_never_holds_all_logits():
-    net, n_sequences, v = Transformer(tiny(n_layers=1), TIED, vocab_size=2_000, seq_len=128), 16, 2_000
+    net, n_sequences, v = build("tied", 2_000, 128, n_layers=1), 16, 2_000
     tokens = torch.randint(v, (n_sequences, 128))
     logits = n_sequences * 128 * v * 4
     largest = {}

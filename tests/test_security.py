@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HEADS, ROOT, SEQ, TINY_RUN, tiny
+from conftest import ROOT, TINY_RUN
 
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import generate
 from lm.errors import UserError, without_secrets
 from lm.lab.report.figures import shorten
 from lm.lab.report.pages import render
-from lm.model.transformer import Transformer
 from lm.scoring import Scores
 from lm.training.run_directory import default_directory
+from tests.helpers.models import build
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 
@@ -68,7 +68,7 @@ def test_the_address_of_a_text_is_published_without_what_gives_access(
 
 
 def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score():
-    net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
+    net = build("tied", 257)
     torch.nn.init.constant_(net.norm.weight, math.nan)
     with refused("logits are NaN"):
         generate(net, byte_tokenizer(), "a")

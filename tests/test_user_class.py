@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -19,7 +20,6 @@ from lm.decoding import decode
 from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
-from lm.model import Transformer
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, equal, random_tokens
 from tests.helpers.refusals import refused
@@ -156,8 +156,7 @@ def parts(tmp_path, monkeypatch):
 @pytest.fixture(params=CHOICES, ids=lambda choice: next(iter(choice.values())))
 def net_of(request):
     """Builds models with one such part."""
-    config = tiny(qk_norm=True, **request.param)
-    return lambda seed=0, v=VOCAB: Transformer(config, TIED, vocab_size=v, seq_len=SEQ, seed=seed)
+    return partial(build, "tied", qk_norm=True, **request.param)
 
 
 def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
@@ -185,7 +184,7 @@ def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
         PARTS.replace('self.register_buffer("slope", torch.tensor(0.5))', created)
     )
     tokenizer = byte_tokenizer()
-    net = Transformer(tiny(ffn="parts_of_mine.FFN"), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ).eval()
+    net = build("tied", tokenizer.vocab_size, ffn="parts_of_mine.FFN").eval()
     save_model(net, tokenizer, tmp_path / "model")
     loaded, _ = load_model(tmp_path, classes=["parts_of_mine.FFN"])
     tokens, _ = random_tokens(2, 4, SEQ)
@@ -194,7 +193,7 @@ def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
 
 def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
     """It is allowed. A cache of keys and values does not hold what such a class needs."""
-    net = Transformer(tiny(ffn="parts_of_mine.Neighbour"), TIED, vocab_size=VOCAB, seq_len=SEQ).eval()
+    net = build("tied", ffn="parts_of_mine.Neighbour").eval()
     for parameter in net.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
@@ -212,7 +211,7 @@ def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
 def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     """As it computes each token alone and is saved as it is trained."""
     tokenizer = byte_tokenizer()
-    net = net_of(v=tokenizer.vocab_size)
+    net = net_of(tokenizer.vocab_size)
     try_classes(RunConfig(model=net.config, data=DataConfig(seq_len=SEQ)), VOCAB)
     before = deepcopy(net.state_dict())
     options = {"name": "muon", "adam_lr": 0.01, "momentum": 0.9, "ns_steps": 4}
@@ -271,13 +270,10 @@ def test_buffers_that_training_changes_are_refused_where_a_forward_pass_is_repea
 
 def test_a_table_of_positions_whose_layout_is_not_known_is_not_cut():
     """That of model.position=learned is: tests/test_head.py."""
-
-    def net(seq_len):
-        return Transformer(tiny(position="parts_of_mine.Table"), TIED, vocab_size=VOCAB, seq_len=seq_len)
-
+    net = partial(build, "tied", VOCAB, position="parts_of_mine.Table")
     for new in (SEQ // 2, 2 * SEQ):
         with refused(f"^data.seq_len={new}: .* has {SEQ} learned positions; choose that$"):
-            copy_weights(net(new), net(SEQ))
+            copy_weights(net(new), net())
 
 
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one():

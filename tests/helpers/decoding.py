@@ -5,10 +5,10 @@ from functools import cache
 from itertools import islice
 
 import torch
-from conftest import SEQ, UNTIED, VOCAB, tiny
+from conftest import SEQ, UNTIED, VOCAB
 
 from lm.decoding import decode, window_start
-from lm.model import Transformer
+from tests.helpers.models import build
 
 _SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
 
@@ -16,7 +16,7 @@ _SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: 
 @cache
 def sensitive(vocab_size=VOCAB, seq_len=SEQ, **changes):
     """An untrained model whose next token depends on its whole context: large residual branches, peaked attention."""
-    net = Transformer(tiny(residual_scale=1.5, **changes), _SENSITIVE, vocab_size=vocab_size, seq_len=seq_len).eval()
+    net = build(_SENSITIVE, vocab_size, seq_len, residual_scale=1.5, **changes).eval()
     for block in net.blocks:
         block.attn.q_proj.weight.data.mul_(8)
     return net

@@ -74,17 +74,16 @@ def exported(*formats):
     return [(name, head, changes) for name, head, changes, carriers in EXPORTED if {*formats} & {*carriers.split()}]
 
 
-def build(kind="untied", seq_len=SEQ, seed=0, separator=None, **changes):
+def build(kind="untied", vocab_size=VOCAB, seq_len=SEQ, seed=0, separator=None, **changes):
     """A tiny model: `kind` is a key of EVERY_HEAD or a head of its own, `changes` are those of its ModelConfig."""
     head = kind if isinstance(kind, HeadConfig) else EVERY_HEAD[kind]
-    sizes = {"vocab_size": VOCAB, "seq_len": seq_len, "document_separator": separator}
+    sizes = {"vocab_size": vocab_size, "seq_len": seq_len, "document_separator": separator}
     return Transformer(tiny(**changes), head, seed=seed, **sizes)
 
 
-def noisy(config, head, vocab_size=VOCAB, seq_len=SEQ):
-    """A model in which nothing is zero, one or a copy, which would hide a swapped norm, bias or matrix."""
-    head = head if isinstance(head, HeadConfig) else EVERY_HEAD[head]
-    net = Transformer(config, head, vocab_size=vocab_size, seq_len=seq_len).eval()
+def noisy(*given, **changes):
+    """A model of `build` in which nothing is zero, one or a copy, which would hide a swapped norm, bias or matrix."""
+    net = build(*given, **changes).eval()
     noise = torch.Generator().manual_seed(1)
     for parameter in net.parameters():
         parameter.data.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
