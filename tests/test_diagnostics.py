@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TIED, UNTIED
+from conftest import HEADS, TIED, UNTIED
 
 from lm import load_model
 from lm.config import DiagnosticsConfig, OptimConfig
@@ -14,10 +14,9 @@ from lm.data.tokens import prepare
 from lm.lab.measures.details import BANDS, frequency_bands, token_counts
 from lm.lab.measures.diagnostics import COLUMNS, EmbeddingGradient
 from lm.training.train import train
-from tests.helpers.models import build, random_tokens
+from tests.helpers.models import TARGETS, TOKENS, build
 from tests.helpers.runs import column, compiles, outcome, rows, short_run, small_run
 
-TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
 

@@ -14,10 +14,9 @@ from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.lab.init_from.weights import copy_weights
 from lm.model import Transformer
 from lm.training.optim import build_optimizer
-from tests.helpers.models import build, equal, noisy, random_tokens
+from tests.helpers.models import TOKENS, build, equal, noisy, train_step
 from tests.helpers.refusals import refused
 
-TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
 each_head = each("head", HEADS.values(), ids=HEADS)
 SCALED, PROJECTED, MIDTRAINING = (HEADS[name] for name in ("tied_scaled", "tied_projected", "untied_midtraining"))
@@ -32,12 +31,6 @@ def logits(net):
 
 def optimizer_of(net):
     return build_optimizer(net, OptimConfig(warmup_steps=0), net.head_config)
-
-
-def step(net, optimizer):
-    F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 # --- matrices
@@ -109,8 +102,8 @@ def test_untying_changes_no_logit_and_copies_weights_and_moments_once():
     initial = embedding.detach().clone()
     for progress in (0.0, 0.2, 0.4):
         net.head.on_train_step(progress, embedding, state)
-        step(net, optimizer)
-        step(tied, twin)
+        train_step(net, optimizer)
+        train_step(tied, twin)
     before = logits(net)
     assert torch.equal(before, logits(tied))
     assert (proj.grad, proj in state, torch.equal(proj, initial)) == (None, False, True)
@@ -118,7 +111,7 @@ def test_untying_changes_no_logit_and_copies_weights_and_moments_once():
     assert torch.equal(logits(net), before)
     assert torch.equal(proj, embedding)
     assert equal(state[proj], state[embedding])
-    step(net, optimizer)
+    train_step(net, optimizer)
     assert state[proj]["step"] == state[embedding]["step"] == 4
     assert not any(torch.equal(state[proj][name], state[embedding][name]) for name in ("exp_avg", "exp_avg_sq"))
     assert not torch.equal(proj, embedding)

@@ -19,9 +19,8 @@ from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import FFN, POSITIONS, Context, KVCache
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
-from tests.helpers.models import MODELS, build, equal, name_of, random_tokens
+from tests.helpers.models import MODELS, TARGETS, TOKENS, build, equal, name_of, train_step
 
-TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 CAUSAL = Context(torch.arange(SEQ), lambda heads: heads, None, None)
 
 
@@ -55,13 +54,7 @@ def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net
     net = deepcopy(net)
     optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), net.head_config)
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
-    losses = []
-    for _ in range(3):
-        loss = F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = [train_step(net, optimizer) for _ in range(3)]
     assert abs(losses[0] - math.log(VOCAB)) < 0.1
     assert losses[2] < losses[0]
     assert [name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])] == []
@@ -335,11 +328,11 @@ def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view(
 
 def test_the_loss_takes_logits():
     """A softmax before it would give another."""
-    net, (tokens, targets) = build("untied"), random_tokens(2, 4, SEQ)
-    p = net(tokens).softmax(-1)
-    by_hand = -p.gather(-1, targets[..., None]).log().mean()
-    assert plain(net, tokens, targets).item() == pytest.approx(by_hand.item())
-    assert abs(F.cross_entropy(p.flatten(0, 1), targets.flatten()) - by_hand) > 1e-4
+    net = build("untied")
+    p = net(TOKENS).softmax(-1)
+    by_hand = -p.gather(-1, TARGETS[..., None]).log().mean()
+    assert plain(net, TOKENS, TARGETS).item() == pytest.approx(by_hand.item())
+    assert abs(F.cross_entropy(p.flatten(0, 1), TARGETS.flatten()) - by_hand) > 1e-4
 
 
 def test_argmax_of_logits_is_argmax_of_softmax():

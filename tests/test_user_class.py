@@ -10,7 +10,6 @@ from itertools import islice
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import ROOT, SEQ, TEXT, TIED, VOCAB, tiny
 from torch import nn
 
@@ -21,7 +20,7 @@ from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.training.optim import build_optimizer
-from tests.helpers.models import build, equal, random_tokens
+from tests.helpers.models import TOKENS, build, equal, train_step
 from tests.helpers.refusals import refused
 
 PARTS = """
@@ -187,8 +186,7 @@ def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
     net = build("tied", tokenizer.vocab_size, ffn="parts_of_mine.FFN").eval()
     save_model(net, tokenizer, tmp_path / "model")
     loaded, _ = load_model(tmp_path, classes=["parts_of_mine.FFN"])
-    tokens, _ = random_tokens(2, 4, SEQ)
-    assert torch.equal(loaded(tokens), net(tokens))
+    assert torch.equal(loaded(TOKENS), net(TOKENS))
 
 
 def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
@@ -216,11 +214,8 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     before = deepcopy(net.state_dict())
     options = {"name": "muon", "adam_lr": 0.01, "momentum": 0.9, "ns_steps": 4}
     optimizer = build_optimizer(net, OptimConfig(warmup_steps=0, weight_decay=0.0, **options), TIED)
-    tokens, targets = random_tokens(2, 4, SEQ)
     for _ in range(2):
-        F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(net, optimizer)
     assert [name for name, value in net.named_parameters() if torch.equal(value, before[name])] == []
     save_model(net, tokenizer, tmp_path / "model")
     [(key, path)] = user_classes(net.config).items()
@@ -229,7 +224,7 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     with refused(rf"{key}={path}: .*classes=\[{path}\]"):
         load_model(tmp_path)
     assert module not in sys.modules
-    assert torch.equal(load_model(tmp_path, classes=[path])[0](tokens), net.eval()(tokens))
+    assert torch.equal(load_model(tmp_path, classes=[path])[0](TOKENS), net.eval()(TOKENS))
 
 
 # --- what is refused

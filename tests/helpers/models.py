@@ -5,6 +5,7 @@ from itertools import combinations, product
 from operator import or_
 
 import torch
+import torch.nn.functional as F
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
 from safetensors.torch import load_file
 
@@ -113,6 +114,18 @@ def name_of(model):
 
 def random_tokens(*shape, seed=0):
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+TOKENS, TARGETS = random_tokens(2, 4, SEQ)
+
+
+def train_step(net, optimizer):
+    """Train on TOKENS; return the loss before the step."""
+    loss = F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def gradients(net):
