@@ -14,14 +14,13 @@ from lm.cli.compose import compose
 from lm.config import ModelConfig, RunConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import byte_tokenizer
-from lm.data.tokens import prepare
 from lm.folder import save_model
 from lm.lab.init_from.base import read_base
 from lm.model.init import named_seed
 from lm.training.loss import plain
 from lm.training.train import train
 from tests.helpers.refusals import refused
-from tests.helpers.runs import MODEL, RUN, at_home, composed, files, outcome, result, rows, stop
+from tests.helpers.runs import MODEL, RUN, at_home, composed, data_of, files, outcome, result, rows, stop
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
 slow = pytest.mark.slow
@@ -217,7 +216,7 @@ def test_the_first_loss_is_the_loaded_models(home, tmp_path):
     chain = read_base(str(folder / "model"))
     assert (chain.steps, chain.tokens, chain.made_by) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
     net, _ = load_model(home / "tied")
-    data, seed = prepare(run.data, run.tokenizer), named_seed(0, "continued")  # the order of batches is not repeated
+    data, seed = data_of(run), named_seed(0, "continued")  # the order of batches is not repeated
     batch = TrainingStream(data.train, seq_len=32, batch_size=4, seed=seed).batch(0)
     assert float(rows(folder)[0]["train/loss"]) == pytest.approx(plain(net, *batch).item(), abs=1e-5)
 

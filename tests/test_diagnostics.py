@@ -10,12 +10,11 @@ from conftest import HEADS, TIED, UNTIED
 
 from lm import load_model
 from lm.config import DiagnosticsConfig, OptimConfig
-from lm.data.tokens import prepare
 from lm.lab.measures.details import BANDS, frequency_bands, token_counts
 from lm.lab.measures.diagnostics import COLUMNS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import TARGETS, TOKENS, build
-from tests.helpers.runs import column, compiles, outcome, rows, short_run, small_run
+from tests.helpers.runs import column, compiles, data_of, outcome, rows, short_run, small_run
 
 PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
@@ -113,7 +112,7 @@ def test_losses_and_norms_by_band_match_the_saved_model(text_file, tmp_path):
     changes = {"diagnostics": DiagnosticsConfig(every=8), "optim": OptimConfig(warmup_steps=5, ema=0.9)}
     run = short_run(text_file, tmp_path / "run", head=HEADS["tied_scaled"], **changes)
     folder, _ = train(run)
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     bands = frequency_bands(token_counts(data.train, data.tokenizer.vocab_size))
     *before, last = rows(folder, "diagnostics")
     assert not any(row[name] for row in before for name in LOSSES)

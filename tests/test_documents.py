@@ -10,7 +10,6 @@ from conftest import SEQ, VOCAB, tiny
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokens import prepare
 from lm.lab.commands import export
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
@@ -19,7 +18,7 @@ from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of
-from tests.helpers.runs import evaluate_run, rows, small_run
+from tests.helpers.runs import data_of, evaluate_run, rows, small_run
 from tests.helpers.texts import write_rows
 
 EOT = 3
@@ -104,7 +103,7 @@ def test_training_curve_score_and_evaluation_use_one_mask_and_an_export_says_tha
     run = small_run(path, tmp_path / "run", model=tiny(), **few)
     data = replace(run.data, source="json", document_mask=True)
     run = replace(run, data=data, validation=ValidationConfig(every=2, batches=None))
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     _, result = train(run)
     assert "has only 3,029 tokens" in caplog.text
     logged = rows(tmp_path / "run")

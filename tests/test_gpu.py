@@ -11,12 +11,11 @@ from conftest import HEADS, SEQ
 from lm import load_model
 from lm.config import CheckpointConfig, OptimConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.scoring import evaluate
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens
-from tests.helpers.runs import MUON, change, column, losses, result, short_run, stop
+from tests.helpers.runs import MUON, change, column, data_of, losses, result, short_run, stop
 
 DEVICE = "cuda"
 pytestmark = [
@@ -88,7 +87,7 @@ def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file, tmp_p
     run = replace(run, data=replace(run.data, batch_size=2, overfit_batches=1))
     train(run)
     net, _ = load_model(tmp_path / "run")
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     tokens, _ = TrainingStream(data.train, seq_len=32, batch_size=2, seed=0).batch(0)
     prompts = [tokens[0, :8].tolist(), tokens[1, :11].tolist()]
     score = evaluate(net, data.val, 32).loss

@@ -21,7 +21,6 @@ from tokenizers import normalizers
 from lm import generate
 from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
-from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.folder import load_model, model_folder, save_model
 from lm.lab.commands.export import run as export_command
@@ -32,7 +31,7 @@ from lm.system.files import read_json
 from tests.helpers.browser import browser_page
 from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, exported, noisy
 from tests.helpers.refusals import refused
-from tests.helpers.runs import composed
+from tests.helpers.runs import composed, data_of
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)
@@ -165,7 +164,7 @@ def hash_by_words(text):
     """The hash of the run that the words of a card give to train."""
     (command,) = re.findall(r"    lm-lab train \\\n((?:    .*\n)+)", text)
     run = composed(*shlex.split(command.replace("\\\n", " ")))
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     return config_hash(run, data.hash, data.tokenizer.hash)
 
 

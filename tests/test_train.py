@@ -20,7 +20,6 @@ from lm import generate, load_model
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import CheckpointConfig, DiagnosticsConfig, ModelConfig, OptimConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.data.tokens import prepare
 from lm.decoding import decode
 from lm.errors import Diverged
 from lm.lab.measures.samples import validation_prompts
@@ -39,6 +38,7 @@ from tests.helpers.runs import (
     checkpoints,
     column,
     composed,
+    data_of,
     evaluate_run,
     losses,
     overfitting_run,
@@ -113,7 +113,7 @@ def test_validations_and_samples(finished, tmp_path, capsys, monkeypatch):
 def test_default_samples_are_of_three_places_of_the_validation_text(finished):
     """Each is a stretch of whole words. A text without words has no prompts."""
     run, folder, scores = finished
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     text, prompts = data.tokenizer.decode(data.val.tolist()), [sample["prompt"] for sample in scores["samples"]]
     assert len({*prompts}) == 3
     assert all(prompt[0].isalpha() and re.search(rf"\b{re.escape(prompt)}\b", text) for prompt in prompts)
@@ -156,7 +156,7 @@ def test_one_batch_is_memorised_and_recited(text_file, tmp_path):
     train(replace(run, data=replace(run.data, batch_size=2, overfit_batches=1)))
     assert losses(tmp_path / "run")[-1] < 0.1
     net, _ = load_model(tmp_path / "run")
-    stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=2, seed=0)
+    stream = TrainingStream(data_of(run).train, seq_len=32, batch_size=2, seed=0)
     tokens = stream.batch(0)[0][0].tolist()
     assert [token for (token,) in islice(decode(net, [tokens[:8]]), 24)] == tokens[8:]
 
@@ -182,7 +182,7 @@ def test_the_final_score_is_that_of_the_saved_model_in_bf16_too(tmp_path):
     (tmp_path / "text").write_text(TEXT * 5)
     run = short_run(tmp_path / "text", tmp_path / "run", precision="bf16-mixed", optim=MUON, head=HEADS["tied"])
     score = train(run)[1]["val_loss"]
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     assert validate(load_model(tmp_path / "run")[0], run, data).loss == score
 
 
@@ -197,7 +197,7 @@ WORDS += ["trainer.max_steps=8", "trainer.log_every_n_steps=1", "validation.ever
 def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_file, tmp_path):
     run = composed(*WORDS, f"data.path={text_file}", f"run_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300")
     path, result = train(run)
-    data = prepare(run.data, run.tokenizer)
+    data = data_of(run)
     twin = runpy.run_path(str(PLAIN_LOOP))
     net, of_steps = twin["train"](data, 8)
     assert of_steps == losses(path)

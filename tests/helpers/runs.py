@@ -26,6 +26,7 @@ from lm.config import (
     TrainerConfig,
     ValidationConfig,
 )
+from lm.data.tokens import prepare
 from lm.folder import load_model
 from lm.system.device import set_threads
 from lm.system.files import read_csv, read_json
@@ -128,6 +129,11 @@ _composed_once = cache(_composed)  # composing takes a quarter of a second
 def at_home(home, *overrides):
     """A run of seconds on the text in a folder, where its tokens are kept."""
     return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
+
+
+def data_of(run):
+    """The tokens that a run is trained and scored on."""
+    return prepare(run.data, run.tokenizer)
 
 
 def result(run_dir):
