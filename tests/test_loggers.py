@@ -5,7 +5,7 @@ import shutil
 import sys
 from dataclasses import replace
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -50,16 +50,15 @@ class Tracked:
         self.write("finish", exit_code)
 
 
-def stand_in(folder):
-    """A module that tracks in this folder."""
-    module = ModuleType("wandb")
-    module.init = lambda **options: Tracked(folder / "tracked", options)
-    return module
-
-
 def use_stand_in(folder):
-    """Let this process import it."""
-    sys.modules["wandb"] = stand_in(folder)
+    """Let this process import a stand-in for wandb that tracks in this folder."""
+    sys.modules["wandb"] = SimpleNamespace(init=lambda **options: Tracked(folder / "tracked", options))
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # so that what is there is put back
+    use_stand_in(tmp_path)
 
 
 def tracked(folder):
@@ -92,9 +91,8 @@ def test_tensorboard_has_curves_settings_and_final_scores(logged):
     assert settings | expected == settings
 
 
-def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file, tmp_path, monkeypatch):
+def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(wandb, text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a secret")
-    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
     words = ["logger=wandb", "logger.wandb.offline=true", "logger.wandb.project=mine"]
     words += ["head.name='https://me:a_secret@host/a.txt?a_secret'"]
     _, scores = train(tiny(text_file, tmp_path, *words))
@@ -111,9 +109,8 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file, 
 
 
 @pytest.mark.nightly
-def test_a_resumed_run_is_sent_once(text_file, tmp_path, monkeypatch):
+def test_a_resumed_run_is_sent_once(wandb, text_file, tmp_path):
     """By the same id, and without the steps that were sent before the kill and are made again."""
-    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
     run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)
     for step in (3, 13):  # before any checkpoint, and after that of step 10
         kill(run, step, partial(use_stand_in, tmp_path))
@@ -128,8 +125,7 @@ def test_a_resumed_run_is_sent_once(text_file, tmp_path, monkeypatch):
     assert last["id"] != starts[0]["id"], "or it would be written into that of the first"
 
 
-def test_a_run_that_fails_is_closed(text_file, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", stand_in(tmp_path))
+def test_a_run_that_fails_is_closed(wandb, text_file, tmp_path):
     run = short_run(text_file, tmp_path / "run", gradient_clip_val=None, optim=OptimConfig(lr=1e15, warmup_steps=0))
     with pytest.raises(Diverged):
         train(replace(run, logger=LoggerConfig(wandb=WandbConfig(offline=True))))
