@@ -4,7 +4,6 @@ import re
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -158,6 +157,11 @@ def net_of(request):
     return partial(build, "tied", qk_norm=True, **request.param)
 
 
+def tried(model, **changes):
+    """Try the classes of a model as a run does before it begins."""
+    try_classes(RunConfig(model=model, data=DataConfig(seq_len=SEQ), **changes), VOCAB)
+
+
 def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
     """The other parts are those of a model without the class, and no two layers share their draws."""
     first = net_of().state_dict()
@@ -201,7 +205,7 @@ def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
         for token in tokens:
             text.append(int(net(torch.tensor([text]))[0, -1].argmax()))
             assert token == text[-1]
-    try_classes(RunConfig(model=net.config, data=DataConfig(seq_len=SEQ)), VOCAB)
+    tried(net.config)
     assert not computes_tokens_alone(net)
     assert computes_tokens_alone(build("tied"))
 
@@ -210,7 +214,7 @@ def test_it_trains_and_is_loaded_if_its_class_is_given(net_of, tmp_path):
     """As it computes each token alone and is saved as it is trained."""
     tokenizer = byte_tokenizer()
     net = net_of(tokenizer.vocab_size)
-    try_classes(RunConfig(model=net.config, data=DataConfig(seq_len=SEQ)), VOCAB)
+    tried(net.config)
     before = deepcopy(net.state_dict())
     options = {"name": "muon", "adam_lr": 0.01, "momentum": 0.9, "ns_steps": 4}
     optimizer = build_optimizer(net, OptimConfig(warmup_steps=0, weight_decay=0.0, **options), TIED)
@@ -237,7 +241,7 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
     with refused(r"^model\.ffn=torch\.nn\.Linear: TypeError: .*out_features"):
         build(ffn="torch.nn.Linear")
     with refused(r"^model\.linear=torch\.nn\.Bilinear: TypeError: "):
-        try_classes(RunConfig(model=tiny(linear="torch.nn.Bilinear"), data=DataConfig(seq_len=SEQ)), VOCAB)
+        tried(tiny(linear="torch.nn.Bilinear"))
 
 
 @pytest.mark.parametrize(
@@ -248,19 +252,17 @@ def test_a_path_that_leads_to_no_class_is_refused_by_its_setting():
     ],
 )
 def test_a_class_whose_score_would_be_wrong_is_refused(name, reason):
-    run = RunConfig(model=tiny(ffn=f"parts_of_mine.{name}"), head=TIED, data=DataConfig(seq_len=SEQ))
     before = torch.get_rng_state()
     with refused(rf"^model\.ffn=parts_of_mine\.{name}: .*{reason}"):
-        try_classes(run, VOCAB)
+        tried(tiny(ffn=f"parts_of_mine.{name}"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_buffers_that_training_changes_are_refused_where_a_forward_pass_is_repeated():
     for norm, is_refused in (("parts_of_mine.Norm", False), ("parts_of_mine.Counted", True)):
-        run = RunConfig(model=tiny(norm=norm), data=DataConfig(seq_len=SEQ))
-        try_classes(run, VOCAB)
+        tried(tiny(norm=norm))
         with refused("activation_checkpointing=true: ") if is_refused else nullcontext():
-            try_classes(replace(run, activation_checkpointing=True), VOCAB)
+            tried(tiny(norm=norm), activation_checkpointing=True)
 
 
 def test_a_table_of_positions_whose_layout_is_not_known_is_not_cut():
