@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from conftest import HEADS, SEQ
 from lm import load_model
 from lm.config import CheckpointConfig, OptimConfig
 from lm.data.batches import TrainingStream
-from lm.decoding import decode
 from lm.scoring import evaluate
 from lm.training.train import train
+from tests.helpers.decoding import tokens
 from tests.helpers.models import MODELS, build, name_of, random_tokens
 from tests.helpers.runs import MUON, change, column, data_of, losses, result, short_run, stop
 
@@ -88,11 +87,11 @@ def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file, tmp_p
     train(run)
     net, _ = load_model(tmp_path / "run")
     data = data_of(run)
-    tokens, _ = TrainingStream(data.train, seq_len=32, batch_size=2, seed=0).batch(0)
-    prompts = [tokens[0, :8].tolist(), tokens[1, :11].tolist()]
+    batch, _ = TrainingStream(data.train, seq_len=32, batch_size=2, seed=0).batch(0)
+    prompts = [batch[0, :8].tolist(), batch[1, :11].tolist()]
     score = evaluate(net, data.val, 32).loss
-    on_cpu = list(islice(decode(net, prompts), 20))
+    on_cpu = tokens(net, prompts, 20)
     net.to(DEVICE)
-    assert list(islice(decode(net, prompts), 20)) == on_cpu
-    assert [token for (token,) in islice(decode(net, prompts[:1]), 24)] == tokens[0, 8:].tolist()
+    assert tokens(net, prompts, 20) == on_cpu
+    assert tokens(net, prompts[:1], 24) == [batch[0, 8:].tolist()]
     assert evaluate(net, data.val, 32).loss == pytest.approx(score, rel=1e-3)

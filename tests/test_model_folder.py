@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tokenizers import normalizers
 from lm import generate
 from lm.config import config_hash
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
-from lm.decoding import decode
 from lm.folder import load_model, model_folder, save_model
 from lm.lab.commands.export import run as export_command
 from lm.lab.formats.gguf import export_gguf
@@ -29,6 +27,7 @@ from lm.lab.formats.huggingface import export
 from lm.lab.formats.page import export_page
 from lm.system.files import read_json
 from tests.helpers.browser import browser_page
+from tests.helpers.decoding import tokens
 from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, exported, noisy
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed, data_of
@@ -232,10 +231,10 @@ def test_decoding_past_the_context_is_ours(changes, tmp_path):
     """Each greedy token, and the five best with the logits that decided it."""
     net, prompt = noisy("tied_scaled", BPE.vocab_size, **changes), [0, *range(5, 15)]
     logits = []
-    tokens = [token for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), 32)]
+    (expected,) = tokens(net, [prompt], 32, observe=lambda x: logits.append(x[0]))
     page = export_page(net, BPE, tmp_path, "f32")
     (steps,) = in_javascript(page, prompts=[prompt], n_tokens=32)["steps"]
-    assert [token for token, _ in steps] == tokens
+    assert [token for token, _ in steps] == expected
     best = torch.stack(logits).topk(5)
     shown = torch.tensor([candidates for _, candidates in steps])  # (steps, 5, 2)
     assert torch.equal(shown[..., 0].long(), best.indices)

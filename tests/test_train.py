@@ -8,7 +8,6 @@ import runpy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from lm import generate, load_model
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import CheckpointConfig, DiagnosticsConfig, ModelConfig, OptimConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
-from lm.decoding import decode
 from lm.errors import Diverged
 from lm.lab.measures.samples import validation_prompts
 from lm.lab.runs.find import find_runs
@@ -30,6 +28,7 @@ from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED
 from lm.training.resolve import build_fabric, build_model, resolve
 from lm.training.train import train
+from tests.helpers.decoding import tokens
 from tests.helpers.models import equal, weights
 from tests.helpers.refusals import refused
 from tests.helpers.runs import (
@@ -157,8 +156,8 @@ def test_one_batch_is_memorised_and_recited(text_file, tmp_path):
     assert losses(tmp_path / "run")[-1] < 0.1
     net, _ = load_model(tmp_path / "run")
     stream = TrainingStream(data_of(run).train, seq_len=32, batch_size=2, seed=0)
-    tokens = stream.batch(0)[0][0].tolist()
-    assert [token for (token,) in islice(decode(net, [tokens[:8]]), 24)] == tokens[8:]
+    text = stream.batch(0)[0][0].tolist()
+    assert tokens(net, [text[:8]], 24) == [text[8:]]
 
 
 @pytest.mark.parametrize("signal_after", [None, 9])

@@ -5,7 +5,6 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
-from itertools import islice
 
 import pytest
 import torch
@@ -14,11 +13,11 @@ from torch import nn
 
 from lm.config import DataConfig, OptimConfig, RunConfig, user_classes
 from lm.data.tokenizer import byte_tokenizer
-from lm.decoding import decode
 from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.training.optim import build_optimizer
+from tests.helpers.decoding import by_definition, tokens
 from tests.helpers.models import TOKENS, build, equal, train_step
 from tests.helpers.refusals import refused
 
@@ -198,13 +197,8 @@ def test_a_class_that_looks_at_earlier_tokens_is_decoded_as_it_computes():
     net = build("tied", ffn="parts_of_mine.Neighbour").eval()
     for parameter in net.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
-    prompts = [[3, 1, 4, 1, 5], [9, 2]]
-    decoded = [*zip(*islice(decode(net, prompts), SEQ - 5), strict=True)]
-    for prompt, tokens in zip(prompts, decoded, strict=True):
-        text = list(prompt)
-        for token in tokens:
-            text.append(int(net(torch.tensor([text]))[0, -1].argmax()))
-            assert token == text[-1]
+    prompts, n = [[3, 1, 4, 1, 5], [9, 2]], SEQ - 5
+    assert tokens(net, prompts, n) == [by_definition(net, prompt, n) for prompt in prompts]
     tried(net.config)
     assert not computes_tokens_alone(net)
     assert computes_tokens_alone(build("tied"))
