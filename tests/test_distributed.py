@@ -38,7 +38,7 @@ def test_one_process_of_all_prints(monkeypatch):
 
 
 def words(text, *overrides):
-    return [*TINY_RUN, f"data.path={text}", f"data.cache_dir={text.parent / 'cache'}", *overrides]
+    return [*TINY_RUN, f"data.path={text}", *overrides]
 
 
 @pytest.fixture(scope="module")

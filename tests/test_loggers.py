@@ -22,8 +22,7 @@ from tests.helpers.runs import composed, files, kill, result, short_run
 
 
 def tiny(text, folder, *overrides):
-    places = [f"data.path={text}", f"data.cache_dir={folder / 'cache'}", f"run_dir={folder / 'run'}"]
-    return composed(*TINY_RUN, *places, *overrides)
+    return composed(*TINY_RUN, f"data.path={text}", f"run_dir={folder / 'run'}", *overrides)
 
 
 class Tracked:

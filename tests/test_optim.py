@@ -110,19 +110,19 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number():
     assert kept_again < 0.3 * kept
 
 
-def factors(total, **schedule):
-    return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
+def factors(**schedule):
+    return [lr_factor(step, 100, OptimConfig(**schedule)) for step in range(101)]
 
 
 def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction():
     for decay, fraction, start in (("cosine", 1.0, 0), ("cosine", 0.2, 80), ("linear", 0.2, 80), ("linear", 0.0, 100)):
-        rates = factors(100, warmup_steps=0, decay=decay, decay_fraction=fraction, final_lr_fraction=0.1)
+        rates = factors(warmup_steps=0, decay=decay, decay_fraction=fraction, final_lr_fraction=0.1)
         assert rates[: start + 1] == [1.0] * (start + 1)
         assert all(earlier > later for earlier, later in pairwise(rates[start:]))
         if fraction:
             assert rates[-1] == pytest.approx(0.1)
             assert rates[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
-    warming = factors(100, warmup_steps=10, decay="constant", final_lr_fraction=0.0)
+    warming = factors(warmup_steps=10, decay="constant", final_lr_fraction=0.0)
     assert warming == pytest.approx([min(1.0, (i + 1) / 11) for i in range(101)])
 
 

@@ -127,8 +127,8 @@ _composed_once = cache(_composed)  # composing takes a quarter of a second
 
 
 def at_home(home, *overrides):
-    """A run of seconds on the text in a folder, where its tokens are kept."""
-    return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
+    """A run of seconds on the text in a folder."""
+    return composed(*RUN, f"data.path={home / 'text'}", *overrides)
 
 
 def data_of(run):
