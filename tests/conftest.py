@@ -190,7 +190,7 @@ def open_folder():
 def script(tmp_path):
     """Run scripts/NAME.py as a user would, in an empty directory."""
 
-    def run(name, *words, env=None, timeout=300, **options):
+    def run(name, *words, env=None, timeout=300):
         return subprocess.run(
             [sys.executable, ROOT / "scripts" / f"{name}.py", *words],
             cwd=tmp_path,
@@ -198,7 +198,6 @@ def script(tmp_path):
             text=True,
             capture_output=True,
             timeout=timeout,
-            **options,
         )
 
     return run

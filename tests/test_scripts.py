@@ -18,8 +18,7 @@ import pytest
 from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import generate, load_model
-from lm.system.signals import Signals
-from tests.helpers.runs import result, signal_at, wait_for
+from tests.helpers.runs import result, signalled, wait_for
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 slow = pytest.mark.slow
@@ -37,17 +36,14 @@ def start(name, *args, before=(), **options):
     return subprocess.Popen([*before, sys.executable, ROOT / f"scripts/{name}.py", *args], text=True, **options)
 
 
-def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd, monkeypatch):
+def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd):
     """Also where Ctrl-C stops the run: the line that it prints resumes it."""
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=runs/a run"]
-    monkeypatch.setattr(Signals, "arrived", Signals.arrived)  # to put back what is replaced here
-    signal_at(7, signal.SIGINT)
-    code, _, errors = command("train", "checkpoint.resume=false", *words)  # which is not asked for again
+    with signalled(7, signal.SIGINT):
+        code, _, errors = command("train", "checkpoint.resume=false", *words)  # which is not asked for again
     message, _, line = errors.splitlines()[-1].partition("; resume with: ")
     assert (code, message) == (130, "stopped by Ctrl-C after step 7")
     assert shlex.split(line) == ["python", "scripts/train.py", *words]
-    monkeypatch.undo()
-    monkeypatch.chdir(cwd)
     assert "is unfinished" in command("generate", "runs/a run", "x", "max_new_tokens=1")[2]
 
     code, out, errors = command("train", *words)

@@ -10,7 +10,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @contextmanager
-def browser_page(width=1200, height=800):
+def browser_page():
     """A page that fails the test at its end if a script on it raised an error. Skips the test without a browser."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, an extra of `dev`")
     with api.sync_playwright() as playwright:
@@ -18,7 +18,7 @@ def browser_page(width=1200, height=800):
         if not Path(path).exists():
             pytest.skip("needs Chromium or Chrome; `playwright install chromium` gets one")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": height})
+        page = browser.new_page(viewport={"width": 1200, "height": 800})
         errors = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page

@@ -38,12 +38,12 @@ class Hub:
     fault: Callable[[str], int | None] = lambda path: None  # the path of a request -> a status to fail with
     address: str = ""
 
-    def commit(self, repository, files, branch="main"):
-        """Add a commit that holds these files to a branch; return its hash."""
+    def commit(self, repository, files):
+        """Add a commit that holds these files to the main branch; return its hash."""
         content = [(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(files.items())]
         commit = hashlib.sha1(json.dumps([repository, content]).encode()).hexdigest()
         self.commits[repository, commit] = files
-        self.branches[repository, branch] = commit
+        self.branches[repository, "main"] = commit
         return commit
 
 

@@ -228,7 +228,8 @@ def kill(run, step, *before):
 
 
 def _work(run, before):
-    unblock_signals()
+    # An ablation that ran before in this process may have started the server, which blocks them in all it forks.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     for function in before:
         function()
     train(run)
@@ -236,11 +237,6 @@ def _work(run, before):
 
 def set_environment(**values):
     os.environ.update(values)
-
-
-def unblock_signals():
-    """An ablation that ran before in this process may have started the server, which blocks them in all it forks."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def wait_for(condition, seconds=60):

@@ -13,10 +13,9 @@ BYTE = TokenizerConfig(kind="byte", vocab_size=None)
 
 @dataclass(slots=True)
 class Listed:
-    """A source of documents that are given, each as a name and a text, in blocks of a few bytes."""
+    """A source of documents that are given, each as a name and a text."""
 
     pairs: list[tuple[str, str]]
-    block: int = 1 << 20
     place: str = "data.path=listed"
 
     def state(self):
@@ -24,8 +23,7 @@ class Listed:
 
     def documents(self):
         for name, text in self.pairs:
-            raw = text.encode()
-            yield name, [raw[i : i + self.block] for i in range(0, len(raw), self.block)]
+            yield name, [text.encode()] * bool(text)
 
 
 def stored(folder, pairs):
