@@ -1,11 +1,10 @@
 """LoRA: adapters alone train, model/ holds the merged model, and PEFT reads adapter/."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
-from conftest import HEADS, SEQ, tiny
+from conftest import SEQ, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.data.tokenizer import byte_tokenizer
@@ -16,7 +15,7 @@ from lm.lab.lora import LoRALinear
 from lm.model.linear import is_adapter
 from lm.model.transformer import Transformer
 from lm.training.train import merged, train
-from tests.helpers.models import assert_same_model, equal, random_tokens, weights
+from tests.helpers.models import assert_same_model, build, equal, random_tokens, weights
 from tests.helpers.refusals import refused
 from tests.helpers.runs import MODEL, RUN, composed, evaluate_run, outcome, result, stop
 
@@ -31,13 +30,9 @@ def start(text, base, run_dir, *words):
     return composed(*RUN, f"data.path={text}", f"init_from={base}", *LORA, f"run_dir={run_dir}", *words)
 
 
-def build(config, head="tied"):
-    return Transformer(config, HEADS[head], vocab_size=257, seq_len=SEQ).eval()
-
-
 def adapted(head="tied", **changes):
     """A model whose adapters are not zero."""
-    net = build(tiny(**{"linear": "lora", "lora_rank": 3, "lora_alpha": 5.0, "residual_scale": 1.0} | changes), head)
+    net = build(head, 257, linear="lora", lora_rank=3, lora_alpha=5.0, residual_scale=1.0, **changes).eval()
     noise = torch.Generator().manual_seed(1)
     for name, parameter in net.named_parameters():
         if is_adapter(name):
@@ -51,8 +46,7 @@ def without_adapters(tensors):
 
 def test_a_model_begins_as_one_without_adapters():
     """With equal weights bit for bit; neither their scale nor B at zero changes the initial A."""
-    config = tiny(**LLAMA)
-    plain, net = build(config), build(replace(config, linear="lora"))
+    plain, net = (build("tied", 257, linear=linear, **LLAMA) for linear in ("linear", "lora"))
     tensors = net.state_dict()
     assert equal(without_adapters(tensors), plain.state_dict())
     for name, tensor in tensors.items():
@@ -88,7 +82,7 @@ def test_peft_gives_the_same_logits(name, head, changes, tmp_path):
     from peft import AutoPeftModelForCausalLM
 
     net = adapted(head, **changes)
-    base = build(merged(net).config, head)
+    base = merged(net)
     base.load_state_dict(without_adapters(net.state_dict()))
     assert not torch.allclose(base(TOKENS), net(TOKENS), atol=0.01), "the adapters matter"
     assert export(base, byte_tokenizer(), tmp_path / "base") == name
