@@ -1,6 +1,7 @@
 """LoRA: adapters alone train, model/ holds the merged model, and PEFT reads adapter/."""
 
 import shutil
+from copy import deepcopy
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head, targets):
     net = adapted(head, **LLAMA, lora_targets=targets)
     layers = {name: module for name, module in net.named_modules() if isinstance(module, LoRALinear)}
     assert {name.rpartition(".")[2] for name in layers} == {*(targets or net.config.adapted)}
-    whole, before = merged(net), {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    whole, before = merged(net), deepcopy(net.state_dict())
     assert whole.config == tiny(**LLAMA, residual_scale=1.0)
     moved = {name for name, tensor in whole.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == {f"{name}.weight" for name in layers}

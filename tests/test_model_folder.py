@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from lm.lab.formats.page import export_page
 from lm.system.files import read_json
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import tokens
-from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, exported, noisy
+from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, equal, exported, noisy
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed, data_of
 
@@ -58,12 +59,12 @@ def test_a_head_saved_before_untying_is_what_was_trained(tmp_path):
     """While it is tied its own matrix is out of date, so the folder holds the embedding twice. `net` is not changed."""
     net = noisy("untied_midtraining", 257)
     net.head.on_train_step(0.0, net.embed.weight, {})
-    before, logits = {name: tensor.clone() for name, tensor in net.state_dict().items()}, net(TOKENS)
+    before, logits = deepcopy(net.state_dict()), net(TOKENS)
     save_model(net, BYTE, tmp_path / "model")
     assert torch.equal(load_model(tmp_path)[0](TOKENS), logits)
     weights = load_file(tmp_path / "model/model.safetensors")
     assert torch.equal(weights["head.proj.weight"], weights["embed.weight"])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert equal(net.state_dict(), before)
 
 
 def with_setting(**changes):

@@ -224,4 +224,4 @@ def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit():
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
             optimizer.step()
         assert torch.equal(weight, twin)
-    assert all(torch.equal(own.state[weight][name], moment) for name, moment in theirs.state[twin].items())
+    assert equal(own.state[weight], theirs.state[twin])

@@ -200,9 +200,7 @@ def test_the_plain_loop_makes_the_losses_and_weights_of_the_default_run(text_fil
     twin = runpy.run_path(str(PLAIN_LOOP))
     net, of_steps = twin["train"](data, 8)
     assert of_steps == losses(path)
-    expected = load_model(path)[0].state_dict()
-    assert net.state_dict().keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in net.state_dict().items())
+    assert equal(net.state_dict(), load_model(path)[0].state_dict())
     val = torch.from_numpy(data.val.astype("int64"))
     assert abs(twin["score"](net, val) - result["val_loss"]) < 1e-5
 
