@@ -1,28 +1,25 @@
-"""What tests share: a tiny model, a small text, and scripts run as real processes."""
+"""Fixtures that tests share: a small text, a finished run, and commands as a user starts them."""
 
 import atexit
 import gc
 import logging
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from lm.config import HEAD_SETTINGS, HeadConfig, ModelConfig, user_classes
-from lm.config import HEADS as KINDS
+from lm.config import user_classes
 from lm.training import result
+from tests.helpers import ROOT
+from tests.helpers.tiny import TEXT, TINY_RUN
 
-ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -42,58 +39,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")
-TIED = HeadConfig(embedding_std=0.02)
-UNTIED = HeadConfig(name="untied", kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0)
-HEADS = {
-    "tied": TIED,
-    "untied": UNTIED,
-    "tied_scaled": HeadConfig(name="tied_scaled", embedding_std=0.02, embedding_multiplier=None),
-    **{
-        kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, head_lr_multiplier=1.0)
-        for kind in ("tied_projected", "untied_from_embedding")
-    },
-    "untied_midtraining": HeadConfig(
-        name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
-    ),
-}
-EVERY_HEAD = HEADS | {  # with any further kind of HEAD_SETTINGS in lm/config.py
-    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(HEAD_SETTINGS[kind], 0.5))
-    for kind in KINDS
-    if kind not in HEADS
-}
-VOCAB, SEQ = 97, 16
-
-# a run of seconds; tests add words to it
-TINY_RUN = [
-    *("experiment=none", "data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte"),
-    *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
-    *("trainer=cpu", "trainer.max_steps=20", "trainer.log_every_n_steps=1", "threads=1", "prompts=[]"),
-    *("checkpoint.every=5", "validation.every=10", "validation.batches=2"),
-]
-
-
-# about nine kilobytes
-TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200))
-
-
-WHOLE_RESULT = {  # the keys of a result.json
-    **dict.fromkeys(("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second"), 1.0),
-    **dict.fromkeys(("n_params", "n_params_trained", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
-    **dict.fromkeys(("head", "config_hash", "data_hash", "tokenizer_hash"), "x"),
-    **dict.fromkeys(("device", "cpu", "precision", "python"), "x"),
-    **dict.fromkeys(("val_tokens", "val_bytes", "train_text_tokens"), 1),
-    "n_params_by_role": {"embedding": 1},
-    "baselines_bpb": {"ngram": 2.0},
-    "resumed_from": [],
-    "ended_by": "steps",
-    "best": None,
-    "versions": {"torch": "2"},
-    "samples": [],
-    "copied": 0.0,
-}
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _models_are_counted_once():
     """FLOPs are a pure function of the configuration, but for classes of a test's own. Counting takes a while."""
@@ -109,18 +54,6 @@ def _models_are_counted_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(result, "flops_per_token", count)
         yield
-
-
-def some(cases, every):
-    """Cases of a test: one of `every` in the fast tests, the others nightly. A tuple is several arguments."""
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.nightly] * (i % every > 0))
-        for i, case in enumerate(cases)
-    ]
-
-
-def tiny(**changes):
-    return replace(TINY, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -152,30 +85,6 @@ def finished_run(text_file):
     from tests.helpers.runs import composed
 
     return train(composed(*TINY_RUN, f"data.path={text_file}", f"run_dir={text_file.parent}/a run"))[0]
-
-
-@contextmanager
-def as_nobody():
-    """Permissions do not bind root, as which tests may run."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@contextmanager
-def small_disk(n_bytes=4096):
-    """No file can grow beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from lm.errors import UserError
 from lm.lab.ablation.execute import EXECUTORS
@@ -26,6 +25,7 @@ from lm.lab.ablation.folder import (
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import report_warnings
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.ablation_folder import numbers
 from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, statuses, workers_of
 from tests.helpers.runs import composed, files, wait_for

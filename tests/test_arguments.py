@@ -6,7 +6,6 @@ Mistakes, and the lines that answer them: tests/test_cli.py.
 import os
 
 import pytest
-from conftest import TEXT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lm.cli.arguments import (
@@ -21,6 +20,7 @@ from lm.config import RECIPES, RunConfig, recipe_of
 from lm.lab.ablation.question import AblateConfig
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.refusals import refused
+from tests.helpers.tiny import TEXT
 
 KINDS = kinds_of(RunConfig)
 MY_TEXT = ["data=text", "data.path=my.txt"]

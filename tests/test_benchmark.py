@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import some
 
 from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.judge import judge, paired_test
 from lm.lab.ablation.question import Question
 from scripts.benchmark.error_rates import HARD, MARGIN, SHAPES, Cell, ladder, scores, simulate
 from scripts.benchmark.run import SECTIONS
+from tests.helpers.cases import some
 
 
 @pytest.mark.nightly

@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib import import_module
 
 import pytest
-from conftest import TEXT, WHOLE_RESULT
 
 from lm import __version__
 from lm.cli import COMMANDS, command_line, train
@@ -27,6 +26,7 @@ from lm.lab.ablation.question import AblateConfig
 from lm.lab.commands import ablate
 from lm.system.terminal import printable
 from tests.helpers.ablation_folder import write_run_dir
+from tests.helpers.tiny import TEXT, WHOLE_RESULT
 
 
 @pytest.fixture(scope="module")

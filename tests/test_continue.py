@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import TEXT, TINY_RUN
 
 from lm import load_model
 from lm.cli.arguments import hydra_words, kinds_of
@@ -21,6 +20,7 @@ from lm.training.loss import plain
 from lm.training.train import train
 from tests.helpers.refusals import refused
 from tests.helpers.runs import MODEL, RUN, at_home, composed, data_of, files, outcome, result, rows, stop
+from tests.helpers.tiny import TEXT, TINY_RUN
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
 slow = pytest.mark.slow

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, TIED, UNTIED
 
 from lm import load_model
 from lm.config import DiagnosticsConfig, OptimConfig
@@ -15,6 +14,7 @@ from lm.lab.measures.diagnostics import COLUMNS, EmbeddingGradient
 from lm.training.train import train
 from tests.helpers.models import TARGETS, TOKENS, build
 from tests.helpers.runs import column, compiles, data_of, outcome, rows, short_run, small_run
+from tests.helpers.tiny import HEADS, TIED, UNTIED
 
 PROJECTED = HEADS["tied_projected"]
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]

@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from conftest import ROOT, TINY_RUN
 
 from lm.system.terminal import is_first_process
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.runs import composed, result, rows, wait_for
+from tests.helpers.tiny import TINY_RUN
 
 TRAIN = str(ROOT / "scripts/train.py")
 COMMON = ["optim=adamw", "trainer.max_steps=100", "validation.every=20"]  # Muon rounds to bf16, and roundings diverge

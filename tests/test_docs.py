@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TEXT, TINY_RUN
 
 import lm
 from lm.cli.main import COMMANDS
 from lm.lab import results
 from scripts.pages.configuration import PAGE, page
 from scripts.pages.notebook import NOTEBOOKS, executed
+from tests.helpers import ROOT
+from tests.helpers.tiny import TEXT, TINY_RUN
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

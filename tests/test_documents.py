@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import SEQ, VOCAB, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.config import ValidationConfig
@@ -20,6 +19,7 @@ from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import MODELS, build, gradients, name_of
 from tests.helpers.runs import data_of, evaluate_run, rows, small_run
 from tests.helpers.texts import write_rows
+from tests.helpers.tiny import SEQ, VOCAB, tiny
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT

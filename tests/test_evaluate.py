@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, TEXT
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
@@ -31,8 +30,10 @@ from lm.folder import load_model
 from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.runs import evaluate_run, result, short_run
 from tests.helpers.texts import write_rows
+from tests.helpers.tiny import TEXT
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 

@@ -6,7 +6,6 @@ from itertools import islice, takewhile
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, VOCAB
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
@@ -16,6 +15,7 @@ from lm.decoding import Sampling, decode, generate, stream, window_start
 from tests.helpers.decoding import by_definition, sensitive, tokens
 from tests.helpers.models import build
 from tests.helpers.refusals import refused
+from tests.helpers.tiny import SEQ, VOCAB
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 51)], [*range(40, VOCAB)]]

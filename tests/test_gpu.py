@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import HEADS, SEQ
 
 from lm import load_model
 from lm.config import CheckpointConfig, OptimConfig
@@ -15,6 +14,7 @@ from lm.training.train import train
 from tests.helpers.decoding import tokens
 from tests.helpers.models import MODELS, build, name_of, random_tokens
 from tests.helpers.runs import MUON, change, column, data_of, losses, result, short_run, stop
+from tests.helpers.tiny import HEADS, SEQ
 
 DEVICE = "cuda"
 pytestmark = [

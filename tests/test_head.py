@@ -8,14 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB
 
 from lm.config import TIED_MATRICES, HeadConfig, ModelConfig, OptimConfig
 from lm.lab.init_from.weights import copy_weights
 from lm.model import Transformer
 from lm.training.optim import build_optimizer
+from tests.helpers import ROOT
 from tests.helpers.models import TOKENS, build, equal, noisy, train_step
 from tests.helpers.refusals import refused
+from tests.helpers.tiny import HEADS, SEQ, TIED, UNTIED, VOCAB
 
 each = pytest.mark.parametrize
 each_head = each("head", HEADS.values(), ids=HEADS)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from conftest import SEQ
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -22,6 +21,7 @@ from lm.lab.formats.gguf import export_gguf
 from lm.lab.formats.huggingface import SYNONYMS, export
 from tests.helpers.models import LLAMA, assert_same_model, equal, exported, noisy, random_tokens
 from tests.helpers.refusals import refused
+from tests.helpers.tiny import SEQ
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["the quick brown fox\n"])
 TOKENIZERS = {

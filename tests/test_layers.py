@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TEXT, TINY_RUN
 
 import lm
+from tests.helpers.tiny import TEXT, TINY_RUN
 
 ROOT = Path(lm.__file__).parent
 # A package of the core imports the packages in front of it, and what stands in the same set.

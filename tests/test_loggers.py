@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from conftest import TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -19,6 +18,7 @@ from lm.lab.trackers import FINAL
 from lm.training.train import train
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed, files, kill, result, short_run
+from tests.helpers.tiny import TINY_RUN
 
 
 def tiny(text, folder, *overrides):

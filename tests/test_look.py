@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, TINY_RUN
 
 from lm import generate
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
@@ -28,6 +27,7 @@ from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import sensitive
 from tests.helpers.runs import composed
+from tests.helpers.tiny import TEXT, TINY_RUN
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer([TEXT])
 PROMPT = "def f1(x"

@@ -5,7 +5,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from conftest import SEQ, tiny
 
 from lm.cli.evaluate import EvaluateConfig
 from lm.data.tokenizer import byte_tokenizer
@@ -19,6 +18,7 @@ from lm.training.train import merged, train
 from tests.helpers.models import assert_same_model, build, equal, random_tokens, weights
 from tests.helpers.refusals import refused
 from tests.helpers.runs import MODEL, RUN, composed, evaluate_run, outcome, result, stop
+from tests.helpers.tiny import SEQ, tiny
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}

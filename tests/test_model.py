@@ -6,7 +6,6 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, VOCAB, tiny
 from torch import nn
 
 from lm import config
@@ -20,6 +19,7 @@ from lm.model.transformer import FFN, POSITIONS, Context, KVCache
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, TARGETS, TOKENS, build, equal, name_of, train_step
+from tests.helpers.tiny import SEQ, VOCAB, tiny
 
 CAUSAL = Context(torch.arange(SEQ), lambda heads: heads, None, None)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from conftest import HEADS, SEQ, TEXT
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
@@ -32,6 +31,7 @@ from tests.helpers.decoding import tokens
 from tests.helpers.models import GPT2, LLAMA, MODELS, QWEN3, assert_same_model, build, equal, exported, noisy
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed, data_of
+from tests.helpers.tiny import HEADS, SEQ, TEXT
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)

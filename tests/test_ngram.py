@@ -6,7 +6,6 @@ from math import log2
 
 import numpy as np
 import pytest
-from conftest import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from lm.data.ngram import ORDER, bits_per_byte, probabilities
 from lm.data.tokens import prepare
 from lm.lab.targets import ExpectedTokens
 from tests.helpers.texts import BYTE, documents
+from tests.helpers.tiny import TEXT
 
 
 class Plain:

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import EVERY_HEAD, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,6 +19,7 @@ from lm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, p
 from lm.training.resolve import build_model
 from tests.helpers.models import build, equal, gradients, random_tokens
 from tests.helpers.runs import MUON
+from tests.helpers.tiny import EVERY_HEAD, SEQ, TIED, UNTIED, VOCAB, tiny
 
 # --- the loss
 

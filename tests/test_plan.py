@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
 
 from lm.config import DataConfig, RunConfig
 from lm.errors import UserError
@@ -19,6 +18,7 @@ from lm.lab.ablation.warnings import plan_warnings
 from lm.lab.init_from.base import read_base
 from lm.system.code import code_identity
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.ablation_folder import question
 from tests.helpers.ablations import Lab, draw_nothing, instant, plan_in_a_moment
 from tests.helpers.runs import composed

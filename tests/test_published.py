@@ -4,7 +4,6 @@ import re
 
 import pandas as pd
 import pytest
-from conftest import ROOT
 from scipy import stats
 
 from lm.config import config_hash
@@ -12,6 +11,7 @@ from lm.lab.ablation.folder import read_record
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts
 from scripts.pages.recipes import figures, texts
+from tests.helpers import ROOT
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 

@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT, TINY_RUN
 
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
@@ -15,9 +14,11 @@ from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
 from lm.lab.commands import report
 from lm.system.files import read_csv
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.ablation_folder import ARMS, CRACK, Page, make, numbers, write
 from tests.helpers.ablations import draw_nothing
 from tests.helpers.runs import composed
+from tests.helpers.tiny import TINY_RUN
 
 STUDIES = ROOT / "docs/studies"
 

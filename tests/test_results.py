@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import HEADS, ROOT
 
 from lm.config import RunConfig
 from lm.lab.ablation.execute import describe_exit_code
@@ -14,10 +13,12 @@ from lm.lab.ablation.folder import RunFiles
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.results import contrasts, curves, runs
+from tests.helpers import ROOT
 from tests.helpers.ablation_folder import make, write, write_run_dir
 from tests.helpers.ablations import draw_nothing
 from tests.helpers.refusals import refused
 from tests.helpers.runs import files
+from tests.helpers.tiny import HEADS
 
 STUDIES = ROOT / "docs/studies"
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import HEADS, ROOT, TEXT, small_disk, some
 
 import lm.training.state
 import lm.training.train
@@ -29,6 +28,9 @@ from lm.system.files import atomic_file, is_run, read_json, read_yaml
 from lm.training.run_directory import RunLocked
 from lm.training.state import newest_checkpoint
 from lm.training.train import train
+from tests.helpers import ROOT
+from tests.helpers.cases import some
+from tests.helpers.limits import small_disk
 from tests.helpers.models import weights
 from tests.helpers.refusals import refused
 from tests.helpers.runs import (
@@ -49,6 +51,7 @@ from tests.helpers.runs import (
     stop,
     wait_for,
 )
+from tests.helpers.tiny import HEADS, TEXT
 
 EVERY_FIVE = CheckpointConfig(every=5, keep=3)
 MIDTRAINING = replace(HEADS["untied_midtraining"], head_lr_multiplier=0.5)

@@ -6,13 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
 
 from lm import judge
 from lm.errors import UserError
 from lm.lab.ablation.report import result_table
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.rows import judged, read_rows
+from tests.helpers import ROOT
 from tests.helpers.ablation_folder import Page, numbers
 
 ROWS = "arm,seed,value\na,0,1.0\na,1,1.1\na,2,1.3\nb,2,1.19\nb,0,0.9\nb,1,1.02\n"

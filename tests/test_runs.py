@@ -7,7 +7,6 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import HEADS, as_nobody
 
 from lm.config import DataConfig, RunConfig
 from lm.errors import UserError
@@ -17,6 +16,8 @@ from lm.lab.runs.find import differing, find_runs
 from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from lm.lab.runs.sweep import sweep_table
 from tests.helpers.ablation_folder import write_run_dir
+from tests.helpers.limits import as_nobody
+from tests.helpers.tiny import HEADS
 
 LOSSES = {"tied": 3.0, "untied": 3.2}
 

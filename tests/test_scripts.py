@@ -15,10 +15,11 @@ from statistics import fmean, stdev
 
 import psutil
 import pytest
-from conftest import ROOT, TEXT, TINY_RUN
 
 from lm import generate, load_model
+from tests.helpers import ROOT
 from tests.helpers.runs import result, signalled, wait_for
+from tests.helpers.tiny import TEXT, TINY_RUN
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 slow = pytest.mark.slow

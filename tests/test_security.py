@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY_RUN
 
 from lm.data.tokenizer import byte_tokenizer
 from lm.decoding import generate
@@ -19,9 +18,11 @@ from lm.lab.report.figures import shorten
 from lm.lab.report.pages import render
 from lm.scoring import Scores
 from lm.training.run_directory import default_directory
+from tests.helpers import ROOT
 from tests.helpers.models import build
 from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
+from tests.helpers.tiny import TINY_RUN
 
 
 def test_no_text_in_a_report_steers_a_terminal():

@@ -13,7 +13,6 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import as_nobody, small_disk
 
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.paths import kind_of
@@ -22,6 +21,7 @@ from lm.data.tokens import prepare
 from lm.errors import UserError
 from lm.lab.sources import tables
 from tests.helpers import hub, texts
+from tests.helpers.limits import as_nobody, small_disk
 from tests.helpers.texts import BYTE
 
 

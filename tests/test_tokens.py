@@ -14,7 +14,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from conftest import as_nobody, small_disk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from lm.data import text as module
 from lm.data.text import chunks, split
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer, encode, train_bpe
 from lm.data.tokens import encode_whole, prepare
+from tests.helpers.limits import as_nobody, small_disk
 from tests.helpers.refusals import refused
 from tests.helpers.texts import BYTE, documents, stored, texts, write_rows
 

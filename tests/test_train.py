@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import HEADS, ROOT, TEXT, UNTIED, WHOLE_RESULT, tiny
 
 from lm import generate, load_model
 from lm.cli.evaluate import EvaluateConfig
@@ -28,6 +27,7 @@ from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED
 from lm.training.resolve import build_fabric, build_model, resolve
 from lm.training.train import train
+from tests.helpers import ROOT
 from tests.helpers.decoding import tokens
 from tests.helpers.models import equal, weights
 from tests.helpers.refusals import refused
@@ -47,6 +47,7 @@ from tests.helpers.runs import (
     signalled,
     stop,
 )
+from tests.helpers.tiny import HEADS, TEXT, UNTIED, WHOLE_RESULT, tiny
 
 GOLDEN = Path(__file__).parent / "golden.json"
 

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import ROOT, SEQ, TEXT, TIED, VOCAB, tiny
 from torch import nn
 
 from lm.config import DataConfig, OptimConfig, RunConfig, user_classes
@@ -17,9 +16,11 @@ from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
 from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
 from lm.training.optim import build_optimizer
+from tests.helpers import ROOT
 from tests.helpers.decoding import by_definition, tokens
 from tests.helpers.models import TOKENS, build, equal, train_step
 from tests.helpers.refusals import refused
+from tests.helpers.tiny import SEQ, TEXT, TIED, VOCAB, tiny
 
 PARTS = """
 import torch

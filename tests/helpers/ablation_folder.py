@@ -10,7 +10,6 @@ from html import unescape
 from types import MappingProxyType
 
 import yaml
-from conftest import WHOLE_RESULT
 
 from lm.config import REQUESTED, flat
 from lm.lab.ablation.folder import AblationRecord, ArmRecord, Run, RunFiles, write_record
@@ -19,6 +18,7 @@ from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.tuning import LADDER, factor
 from lm.system.code import code_identity
+from tests.helpers.tiny import WHOLE_RESULT
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")

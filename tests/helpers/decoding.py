@@ -5,10 +5,10 @@ from functools import cache
 from itertools import islice
 
 import torch
-from conftest import SEQ, UNTIED, VOCAB
 
 from lm.decoding import decode, window_start
 from tests.helpers.models import build
+from tests.helpers.tiny import SEQ, UNTIED, VOCAB
 
 _SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
 

@@ -6,11 +6,11 @@ from operator import or_
 
 import torch
 import torch.nn.functional as F
-from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
 from safetensors.torch import load_file
 
 from lm.config import FFNS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig
 from lm.model import Transformer
+from tests.helpers.tiny import EVERY_HEAD, SEQ, VOCAB, tiny
 
 AXES = {
     "kind": tuple(EVERY_HEAD),
