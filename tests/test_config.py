@@ -450,7 +450,7 @@ def test_a_directory_is_named_by_the_run_and_found_by_its_hash(tmp_path, monkeyp
     assert str(path) == "runs/text-bpe2048-4x128-a_b-seed3-01234567"
     assert default_directory(moved, "0123456789abcdef") != path
     path.mkdir(parents=True)
-    assert default_directory(moved, "0123456789abcdef") == path
+    assert default_directory(run, "0123456789abcdef") == default_directory(moved, "0123456789abcdef") == path
     assert default_directory(moved, "9999999999999999") != path
     Path("-texts").mkdir()
     monkeypatch.chdir("-texts")

@@ -375,7 +375,6 @@ def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path
     adapted = replace(run, model=replace(run.model, linear="lora"), init_from=run.run_dir)
     adapted = replace(adapted, tokenizer=read_base(run.run_dir).tokenizer, run_dir=str(tmp_path / "adapted"))
     assert train(adapted)[1]["val_loss"] > 0
-    assert weights(tmp_path / "adapted")["blocks.0.ffn.n"] == 12, "its counter goes on"
     stopped = replace(run, run_dir=str(tmp_path / "stopped"))
     stop(stopped, 3)
     (tmp_path / "factor_of_mine.py").write_text("FACTOR = 2.0\n")  # which the class imports

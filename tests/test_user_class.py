@@ -180,6 +180,15 @@ def test_initial_values_are_those_of_the_constructor_by_the_seed_alone(net_of):
             assert torch.equal(value, plain[name])
 
 
+def test_a_run_that_continues_begins_with_its_parameters_and_buffers(net_of):
+    """Buffers too, which a class may have changed during training."""
+    old, new = net_of(), net_of(seed=1)
+    for tensor in (*old.parameters(), *old.buffers()):
+        tensor.data.add_(0.1)
+    copy_weights(new, old)
+    assert equal(new.state_dict(), old.state_dict())
+
+
 def test_a_buffer_that_no_file_holds_is_made_anew(tmp_path):
     """As the tables of many positions, it follows from the settings."""
     created = 'self.register_buffer("slope", torch.tensor(0.5), persistent=False)'
