@@ -37,8 +37,10 @@ def start(name, *args, before=(), **options):
     return subprocess.Popen([*before, sys.executable, ROOT / f"scripts/{name}.py", *args], text=True, **options)
 
 
-def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd):
+def test_a_text_becomes_a_run_a_score_an_export_a_list_a_report_and_a_verdict(command, cwd):
     """Also where Ctrl-C stops the run: the line that it prints resumes it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=runs/a run"]
     with signalled(7, signal.SIGINT):
         code, _, errors = command("train", "checkpoint.resume=false", *words)  # which is not asked for again
@@ -63,9 +65,15 @@ def test_a_text_becomes_a_run_a_score_an_export_a_list_and_a_report(command, cwd
     (row,) = csv.DictReader(io.StringIO(out))
     assert (code, row["run"], float(row["val_loss"])) == (0, "a run", scores["val_loss"])
     assert command("export", "runs/a run", "output_dir=out")[0] == 0
-    assert generate(*load_model("out"), PROMPT, 12) == generate(net, tokenizer, PROMPT, 12)
+    theirs = AutoTokenizer.from_pretrained("out")
+    ids = theirs(PROMPT, return_tensors="pt")
+    (answer,) = AutoModelForCausalLM.from_pretrained("out").generate(**ids, do_sample=False, max_new_tokens=12)
+    assert theirs.decode(answer, skip_special_tokens=True) == PROMPT + generate(net, tokenizer, PROMPT, 12)
     assert command("report", "runs/a run")[0] == 0
     assert "<svg" in (cwd / "runs/a run/report.html").read_text()
+    code, out, _ = command("ablate", "model.dropout=0,0.1", *words[:-1], "seeds=3", "output_dir=ab", "json=true")
+    assert (code, json.loads(out)["runs"]["done"]) == (0, 6)
+    assert "dropout=0.1 is worse than 0" in (cwd / "ab/report.md").read_text()
 
 
 def test_generate_in_every_way(command, finished_run, monkeypatch):
