@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from lm.errors import UserError
 from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.folder import (
     RunFiles,
@@ -28,6 +27,7 @@ from lm.training.train import train
 from tests.helpers import ROOT
 from tests.helpers.ablation_folder import numbers
 from tests.helpers.ablations import SHORT, Lab, draw_nothing, instant, plan_in_a_moment, statuses, workers_of
+from tests.helpers.refusals import refused
 from tests.helpers.runs import composed, files, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -110,7 +110,7 @@ def test_a_seed_keeps_its_part_of_the_text(lab, instantly):
         lab.run(seeds=seeds, folds=True)
     assert len(made) == 8
     too_many = r"^ablation\.seeds: 11 seeds, 4 of them from earlier calls, hold out 11 .* makes 10"
-    with pytest.raises(UserError, match=too_many):
+    with refused(too_many):
         lab.plan(seeds=[*range(20, 27)], folds=True)
 
 
@@ -153,12 +153,12 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
         ([], {"folder": "/proc/nowhere"}, "^output_dir=/proc/nowhere: cannot be written to"),
         (["data.path=absent.txt"], {"folder": "new/out"}, "absent"),
     ):
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             lab.run(*typed, **{"seeds": [0]} | changes)
-    with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
+    with lock_output_dir(lab.out), refused(r"^output_dir=.*: another process is at"):
         lab.run(seeds=[0, 1])
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
-    with pytest.raises(UserError, match=r"of another tied, 1 in number \(of other code: install the version of lm"):
+    with refused(r"of another tied, 1 in number \(of other code: install the version of lm"):
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)

@@ -16,7 +16,6 @@ import torch
 from lm import generate
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
 from lm.decoding import GREEDY, window_start
-from lm.errors import UserError
 from lm.folder import RUN_MARKS, folders_with
 from lm.lab.formats.huggingface import export
 from lm.lab.look.runs import LoadedModel, described_run
@@ -26,6 +25,7 @@ from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import sensitive
+from tests.helpers.refusals import refused
 from tests.helpers.runs import composed
 from tests.helpers.tiny import TEXT, TINY_RUN
 
@@ -73,7 +73,7 @@ def test_a_model_without_a_text_is_shown_on_the_text_of_another():
     alone.path = Path("of_transformers")
     other.text = SimpleNamespace(val=np.array([BYTE.begin, *BYTE.encode("some text")], np.uint16))
     assert scored_text([alone, other], "")["n_bytes"] == scored_text([other], "")["n_bytes"] == 9
-    with pytest.raises(UserError, match=r"of_transformers/config\.yaml: .*or paste a text$"):
+    with refused(r"of_transformers/config\.yaml: .*or paste a text$"):
         scored_text([alone], "")
 
 
@@ -96,7 +96,7 @@ def test_attention_is_that_within_the_document_and_the_context():
     answer = attention(model, "x" * 500)
     seen = 501 - window_start(501, model.net.seq_len)  # by decoding
     assert len(answer["tokens"]) == answer["position"] + 1 == seen
-    with pytest.raises(UserError, match=r"^position"):
+    with refused(r"^position"):
         attention(model, "abc", 4)
     model.net.document_separator = BYTE.begin
     ids = [*BYTE.encode("abc"), BYTE.begin, *BYTE.encode("de")]
@@ -112,7 +112,7 @@ def test_the_losses_of_a_pasted_text_are_those_of_the_logits():
     assert [row["losses"][0] for row in answer["tokens"]] == pytest.approx(expected.tolist(), rel=1e-4)
     assert "".join(row["text"] for row in answer["tokens"]) == text
     assert answer["n_bytes"] == len(text.encode())
-    with pytest.raises(UserError, match=r"^run=byte: expected a model with the tokenizer of char$"):
+    with refused(r"^run=byte: expected a model with the tokenizer of char$"):
         scored_text([loaded("char", CHAR), loaded("byte")], TEXT[:80])
 
 

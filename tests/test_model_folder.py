@@ -121,7 +121,7 @@ UNCARRIED = [  # how a model is written, its settings, its tokenizer, and what i
     (export_gguf, LLAMA, BYTE, "format=gguf: this tokenizer"),
     (export_gguf, LLAMA, changed(added=["<t>"]), "format=gguf: this tokenizer"),
     (export_page, {"norm": "torch.nn.LayerNorm"}, BPE, "format=page: model.norm=torch.nn.LayerNorm"),
-    (export_page, {}, changed(normalizer=normalizers.NFC()), "format=page: this tokenizer"),
+    (export_page, {}, changed(normalizer=normalizers.NFC()), "format=page: the page has no such tokenizer"),
 ]
 
 

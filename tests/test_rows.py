@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from lm import judge
-from lm.errors import UserError
 from lm.lab.ablation.report import result_table
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.rows import judged, read_rows
 from tests.helpers import ROOT
 from tests.helpers.ablation_folder import Page, numbers
+from tests.helpers.refusals import refused
 
 ROWS = "arm,seed,value\na,0,1.0\na,1,1.1\na,2,1.3\nb,2,1.19\nb,0,0.9\nb,1,1.02\n"
 
@@ -150,7 +150,7 @@ FILES = {ROWS + line: f"x.csv: line 8: {named}" for line, named in LINES.items()
 
 @pytest.mark.parametrize("content", FILES)
 def test_a_mistake_in_a_file_is_named_by_its_line(content, rows_of):
-    with pytest.raises(UserError, match=FILES[content]):
+    with refused(FILES[content]):
         rows_of(content)
 
 
@@ -168,7 +168,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("values", "given", "named"), MISTAKES)
 def test_a_mistake_in_a_call_is_named(values, given, named):
     rows = [(arm, seed, value) for arm, own in values.items() for seed, value in enumerate(own)]
-    with pytest.raises(UserError, match=named):
+    with refused(named):
         judge(pd.DataFrame(rows, columns=["arm", "seed", "value"]), **given)
 
 

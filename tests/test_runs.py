@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from lm.config import DataConfig, RunConfig
-from lm.errors import UserError
 from lm.folder import newest_run
 from lm.lab.commands import runs as command
 from lm.lab.runs.find import differing, find_runs
@@ -17,6 +16,7 @@ from lm.lab.runs.listing import listing, listing_csv, ordered, where
 from lm.lab.runs.sweep import sweep_table
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.limits import as_nobody
+from tests.helpers.refusals import refused
 from tests.helpers.tiny import HEADS
 
 LOSSES = {"tied": 3.0, "untied": 3.2}
@@ -88,7 +88,7 @@ def test_conditions_and_order(folder):
     rows = {row["run"]: row for row in csv.DictReader(io.StringIO(listing_csv(runs)))}
     assert (len(rows), rows["cells/off"]["note"], rows["torn"]["val_loss"]) == (7, "the loss is nan", "")
     assert names(ordered(runs, "-head.name"))[0].startswith("untied")
-    with pytest.raises(UserError, match=r"^sort=-loss: .*did you mean val_loss"):
+    with refused(r"^sort=-loss: .*did you mean val_loss"):
         ordered(runs, "-loss")
 
 
@@ -105,7 +105,7 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
             command.run([f"folder={folder}", f"plot={tmp_path / name}"])
     for key, name in (("plot", "mine.svg"), ("csv", "mine.csv")):
         (tmp_path / name).write_text("mine")
-        with pytest.raises(UserError, match=rf"^{key}=.*{name}: expected a new file"):
+        with refused(rf"^{key}=.*{name}: expected a new file"):
             command.run([f"folder={folder}", f"{key}={tmp_path / name}"])
         assert (tmp_path / name).read_text() == "mine"
 

@@ -22,6 +22,7 @@ from lm.errors import UserError
 from lm.lab.sources import tables
 from tests.helpers import hub, texts
 from tests.helpers.limits import as_nobody, small_disk
+from tests.helpers.refusals import refused
 from tests.helpers.texts import BYTE
 
 
@@ -166,7 +167,7 @@ def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(tmp_path
     val.write_text("one document")
     assert prepare(replace(config, separator=mark, val_path=str(val)), BYTE).val_bytes == 12
     assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
-    with pytest.raises(UserError, match=r"^data\.separator=###: "):
+    with refused(r"^data\.separator=###: "):
         prepare(replace(config, separator="###"), BYTE)
 
 
@@ -327,9 +328,9 @@ def test_an_address_is_downloaded_once_and_needs_no_network_afterwards(server):
     assert text_size(config, limit=10**6) == 9 * 99
     assert prepare(config, BYTE).hash == first.hash
     prepare(config, TokenizerConfig(kind="char", vocab_size=None))
-    with pytest.raises(UserError, match=r"^data\.path=http.*cut\.txt\.gz: could not be downloaded \(status 503\)"):
+    with refused(r"^data\.path=http.*cut\.txt\.gz: could not be downloaded \(status 503\)"):
         load("text", f"{server.address}{FILES}/cut.txt.gz")
-    with pytest.raises(UserError, match=r"downloaded to .*/cache/.*\.txt\): has .*data\.sha256="):
+    with refused(r"downloaded to .*/cache/.*\.txt\): has .*data\.sha256="):
         prepare(replace(config, sha256="0" * 64), BYTE)
 
 
