@@ -205,7 +205,6 @@ def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplo
 def test_a_mistake_is_told_first(words, named, place, capsys):
     with refused(f"^{re.escape(named.format(place))}"):
         score(parse(EvaluateConfig, words.format(place).split()))
-    assert "\n" not in str(refused.value)
     assert capsys.readouterr() == ("", "")
 
 

@@ -92,7 +92,7 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss.",
     )
-    if (copied := max((arm.copied for arm in record.arms.values()), default=0.0)) >= MIN_COPIED:
+    if (copied := min((arm.copied for arm in record.arms.values()), default=0.0)) >= MIN_COPIED:  # of all arms
         yield Weakness(
             f"{100 * copied:.0f} % of a validation text stands in the training text too.",
             "Arms that learn by heart may score better on this part, and on no other text.",
