@@ -54,7 +54,8 @@ def save(page: Any, name: str) -> None:
 
 
 def main(folder: Path) -> None:
-    with LookServer(lambda: folders_with(RUN_MARKS, folder)) as server, browser_page(1080, 800) as page:
+    with LookServer(lambda: folders_with(RUN_MARKS, folder)) as server, browser_page() as page:
+        page.set_viewport_size({"width": 1080, "height": 800})
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for view in (prompt, attention, text):
             page.goto("about:blank")
