@@ -265,7 +265,7 @@ def _encode_sources(folder: Path, sources: list[Source], config: DataConfig, set
         _write_ids(folder / f"{name}.bin", tokenizer, part, f"encoding {name}")
     notes = _notes(texts, rejected_share, config, tokenizer)
     if settings.kind == "bpe" and tokenizer.vocab_size < (asked := settings.vocab_size or 0):
-        notes.append(f"tokenizer.vocab_size={asked}: the text yields no more than {tokenizer.vocab_size:,} tokens")
+        notes.append(f"tokenizer.vocab_size={asked}: the text yields fewer tokens")  # the same note for each fold
     meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_texts[0].hash if val_texts else None}
     meta |= {"val_bytes": val.n_bytes, "shared": overlap(train, val), "notes": notes, **_ngram(train, val)}
     for text in texts:

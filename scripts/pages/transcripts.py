@@ -52,7 +52,7 @@ def transcript(place: str, command: str, *words: str) -> str:
     line = [sys.executable, "-m", "lm", command, *words]
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(line, cwd=place, env=environment, text=True, capture_output=True)
-    shown = " ".join(f'"{word}"' if " " in word else word for word in ("python -m lm", command, *words))
+    shown = " ".join(["python -m lm", *(f'"{word}"' if " " in word else word for word in (command, *words))])
     printed = f"{ran.stderr}{ran.stdout}".replace(sys.executable, "python").rstrip()
     return f"$ {shown}\n{printed}\n"
 
