@@ -264,7 +264,7 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
     monkeypatch.setitem(EXECUTORS, "local", instant(noted))
     lab.run(**words)
     assert starts == {(arm, seed): sha256[seed] for arm in TWO_HEADS for seed in (0, 1)}
-    assert "continue a trained model, that of their seed" in (lab.out / "report.md").read_text()
+    assert "continue the trained model of their seed" in (lab.out / "report.md").read_text()
     assert lab.run(**words, seeds=[1, 0]).record.changed == [], "the order of the seeds is no change"
     shutil.rmtree(lab.root / "bases/seed1")
     train_base(lab, 1, "optim.lr=0.02")
