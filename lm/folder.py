@@ -113,7 +113,7 @@ class ModelSettings:
 
 
 def run_of(folder: str | Path) -> Path:
-    """Return the directory of the run to which a folder belongs: the folder, or of the folder of a model the parent."""
+    """Return the directory of a run. `folder` is this directory, or the folder of the model in this directory."""
     path = Path(folder)
     return path.parent if path.name == "model" and is_run(path.parent) else path
 

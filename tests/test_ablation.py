@@ -143,12 +143,12 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     (lab.root / "stranger").mkdir()
     (lab.root / "stranger/thesis.txt").touch()
     before = files(lab.root)
-    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied, 1 in .*; output_dir=.*/out-new is"
+    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied \(1; .*type output_dir=.*/out-new$"
     others = {"arms": {"a": ["head=tied"], "b": ["head=untied"]}, "baseline": "a", "primary": []}
     for typed, changes, message in (
         ([], {"arms": {"tied": ["head=tied"], "untied": THREE["copied"]}}, another),
         (["optim.lr=0.01"], {}, another),
-        ([], others, "of other arms .*, 2 in number"),
+        ([], others, r"finished runs of other arms \(1 of tied, 1 of untied\); to ask in another folder, type"),
         ([], {"folder": "stranger"}, "^output_dir=.*/stranger: holds no ablation"),
         ([], {"folder": "/proc/nowhere"}, "^output_dir=/proc/nowhere: cannot be written to"),
         (["data.path=absent.txt"], {"folder": "new/out"}, "absent"),
@@ -158,7 +158,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     with lock_output_dir(lab.out), refused(r"^output_dir=.*: another process is at"):
         lab.run(seeds=[0, 1])
     monkeypatch.setattr("lm.lab.ablation.arms.code_hash", lambda classes: "other")
-    with refused(r"of another tied, 1 in number \(of other code: install the version of lm"):
+    with refused(r"of another tied \(1; of other code: install the version of lm"):
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)

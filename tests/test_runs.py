@@ -104,10 +104,10 @@ def test_the_picture_has_a_curve_for_each_run(folder, tmp_path, capsys):
         for _ in range(2):  # an earlier picture of runs may be written again
             command.run([f"folder={folder}", f"plot={tmp_path / name}"])
     for key, name in (("plot", "mine.svg"), ("csv", "mine.csv")):
-        (tmp_path / name).write_text("mine")
+        (tmp_path / name).write_text("mine\nrun,2\n")
         with refused(rf"^{key}=.*{name}: expected a new file"):
             command.run([f"folder={folder}", f"{key}={tmp_path / name}"])
-        assert (tmp_path / name).read_text() == "mine"
+        assert (tmp_path / name).read_text() == "mine\nrun,2\n"
 
 
 def test_a_picture_of_one_run_needs_no_names(folder, tmp_path):

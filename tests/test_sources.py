@@ -223,7 +223,7 @@ def test_rows_that_a_quotation_has_joined_are_told(tmp_path, caplog):
     path = tmp_path / "novel.csv"
     path.write_text('n,text\n0,"Come in\n1,said she\n2,and sit down."\n3,He sat.\n')
     assert len(texts_in("csv", path)) == 2
-    assert "column text has 1 cells of several lines, each of which looks like a row" in caplog.text
+    assert "all 1 cells of several lines in column text look like rows" in caplog.text
     caplog.clear()
     path.write_text('n,text\n0,"Come in\n1,said she"\n1,"a poem,\nof two lines"\n')
     assert len(texts_in("csv", path)) == 2

@@ -200,8 +200,8 @@ def _in_a_line(error: BaseException, overrides: Sequence[str]) -> str:
         choices = ", ".join(sorted({*(error.options or ())} - {LOADED}))
         return f"{group}={choice}: no such config; choose one of {choices}{advice}"
     for cause in (error, error.__cause__, error.__context__):
-        if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.full_key[0] != "_":
-            key = str(cause.full_key)
+        key = str(getattr(cause, "full_key", None) or "")
+        if isinstance(cause, OmegaConfBaseException) and re.match(r"[a-z]", key):  # else a node without a name
             return value_mistake(next((word for word in overrides if key_of(word) == key), key), cause)
     text = " ".join(str(error).split())
     is_named = not overrides or any(key_of(word) in text for word in overrides)

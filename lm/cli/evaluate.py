@@ -186,13 +186,10 @@ def score_text(
         if key not in encoded:
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
-        what = ""
-        if from_lab("lm.lab.measures.leakage.has_read", default=lambda *_: False)(run_dir, text, text_hash):
-            what = "may have been trained on a part of this text"
-        elif share := from_lab("lm.lab.measures.leakage.copied_from_training", default=lambda *_: 0)(run_dir, tokens):
-            what = f"was trained on a text that holds {share:.0%} of this text"
-        if what:
-            log.warning("%s: the score may be too good, because run_dir=%s %s", text.path, run_dir, what)
+        what_was_read = from_lab("lm.lab.measures.leakage.what_was_read", default=lambda *_: "")
+        if reason := what_was_read(run_dir, text, text_hash, tokens):
+            place = without_secrets(text.path or text.source)
+            log.warning("%s: the score may be too good, because run_dir=%s %s", place, run_dir, reason)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size, tokenizer.label)] if config.details else []
     window = config.seq_len or net.seq_len
     scores = evaluate(net, tokens, window, bar=bar, measures=measures, unscored=tokenizer.unscored)

@@ -43,10 +43,8 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         expand_paths(self, "run_dir", "prompt_file")
         check_settings("", self, "threads", "n_samples", "top")
-        if self.n_samples > 1 and self.temperature == 0:
-            raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
         if self.temperature == 0:
-            check_unused("", self, "temperature=0 (greedy; temperature=1 samples)", "seed")
+            check_unused("", self, "temperature=0 (greedy; temperature=1 samples)", "n_samples", "seed")
 
 
 SCHEMA = GenerateConfig

@@ -112,13 +112,14 @@ def score_table(result: dict[str, Any]) -> Rows:
     trained = result["n_params_trained"]
     part = f", {trained:,} of which train" if trained < result["n_params"] else ""
     best = result.get("best")  # under checkpoint.best
-    copied = [("validation text", f"{result.get('copied', 0.0):.0%} of it stands in the training text too")]
+    share = result.get("copied", 0.0)
+    copied = [("validation text", f"{share:.0%} of it stands in the training text too")] if share >= MIN_COPIED else []
     kept = [("best step", f"{best['step']:,} (the last step has {best['last_val_loss']:.4f} nats)")] if best else []
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
         ("bits per byte", f"{result['val_bpb']:.3f}" + (f" ({figure})" if figure else "")),
         ("top-1 accuracy", f"{result['val_top1']:.1%}"),
-        *(copied if result.get("copied", 0.0) >= MIN_COPIED else ()),
+        *copied,
         *kept,
         ("parameters", f"{result['n_params']:,} ({roles}){part}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),

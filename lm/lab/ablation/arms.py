@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from lm.config import RunConfig, change, config_hash, flat, user_classes
+from lm.data.text import EmptyPart
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER
@@ -112,9 +113,7 @@ def _build_arm(
         if source not in texts:
             try:
                 texts[source] = prepare(data, run.tokenizer)
-            except UserError as error:  # few documents may leave a part empty
-                if f"data.fold={fold}: " not in str(error):
-                    raise
+            except EmptyPart as error:
                 reason = "the text has too few documents for a part of its own for each pair"
                 expected = "expected folds=false, by which all pairs share a validation text"
                 raise UserError(f"{reason}; {expected}") from error

@@ -58,7 +58,7 @@ RESERVED = {
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 OF_TEXT = ("data.", "tokenizer.")  # settings that choose what is read and scored
 
-IN_A_FILE = "(docs/ablations.md: questions in a file.)"
+IN_A_FILE = "docs/ablations.md shows questions in a file"
 
 
 # --- the words of a command
@@ -120,10 +120,10 @@ def _is_own(word: str) -> bool:
 def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
     aside = ("data", "threads", "trainer")
     if single := [word for word in train if "=" in word and key_of(word).split(".")[0] not in aside]:
-        return f"{single[0]}: one value is no question; type two or more, as in {single[0]},OTHER. {IN_A_FILE}"
+        return f"{single[0]}: one value is no question; type two or more, as in {single[0]},OTHER; {IN_A_FILE}"
     line = command_line("ablate", "head=tied,untied", *texts)
     short = command_line("ablate", "ablation=smoke")
-    return f"ablation: no question is given; type {line}, or {short} for a first look. {IN_A_FILE}"
+    return f"ablation: no question is given; type {line}, or {short} for a first look; {IN_A_FILE}"
 
 
 def _confirm(own: list[str]) -> tuple[list[str], list[str]]:

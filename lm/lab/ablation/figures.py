@@ -104,8 +104,8 @@ def learning(results: Results) -> Figure | None:
     main, margin = _main_arms(question), question.equivalence_margin or 0.0
     by_seed = {arm: results.curve_table(arm) for arm in results.record.arms}
     base = by_seed[question.baseline]
-    first = question.seeds[:1] if question.folds else question.seeds
-    tables = {arm: table.reindex(columns=first).dropna() for arm, table in by_seed.items()}  # where all have a point
+    seeds = question.seeds[:1] if question.folds else question.seeds
+    tables = {arm: table.reindex(columns=seeds).dropna() for arm, table in by_seed.items()}  # where all have a point
     gaps = {
         arm: (table - base).dropna(axis=1, how="all").dropna() for arm, table in by_seed.items() if table is not base
     }
@@ -119,7 +119,7 @@ def learning(results: Results) -> Figure | None:
         late = {arm: [*table[table.index >= start].mean(axis=1)] for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
-        label = f"{results.metric.unit}{f', seed {first[0]}' * question.folds}"
+        label = f"{results.metric.unit}{f', seed {seeds[0]}' * question.folds}"
         panel.set(ylabel=label, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
@@ -155,7 +155,7 @@ def ladder(results: Results) -> Figure | None:
             axes.axvline(best, ymax=0.05, color=style.color, lw=2.5)
     setting = "learning rates" if question.tune == LEARNING_RATE else str(question.tune)
     axes.set(xscale="log", xlabel=f"{setting}, as a multiple of the configuration's")
-    axes.set_ylabel(f"minus {shorten(question.baseline)} at its best")
+    axes.set_ylabel(f"minus {shorten(question.baseline)}")
     log_axis(axes.xaxis)
     legend(figure, axes)
     return figure

@@ -10,6 +10,7 @@ import heapq
 import math
 import os
 import platform
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -316,13 +317,14 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
     ended = Counter(run.arm for run in reader.ended(before.runs))
-    elsewhere = f"output_dir={reader.folder.with_name(f'{reader.folder.name}-new')} is a new folder"
+    other = shlex.quote(f"output_dir={reader.folder.with_name(f'{reader.folder.name}-new')}")
+    elsewhere = f"to ask in another folder, type {other}"
     if ended and not ended.keys() & arms.keys():
-        reason = f"holds finished runs of other arms ({', '.join(ended)}), {ended.total()} in number"
-        raise UserError(f"output_dir={reader.folder}: {reason}; {elsewhere}")
+        counts = ", ".join(f"{n} of {arm}" for arm, n in ended.items())
+        raise UserError(f"output_dir={reader.folder}: holds finished runs of other arms ({counts}); {elsewhere}")
     for name in before.arms:
         if name in ended and name in arms and (difference := _difference(before, reader.folder, arms[name])):
-            reason = f"holds finished runs of another {name}, {ended[name]} in number ({difference})"
+            reason = f"holds finished runs of another {name} ({ended[name]}; {difference})"
             raise UserError(f"output_dir={reader.folder}: {reason}; {elsewhere}")
 
 

@@ -256,9 +256,9 @@ def result_table(results: Results) -> str:
     warnings = report_warnings(results)
     lines = [comparison_table(results), ""]
     answers = results.answers()
-    own = [weakness for weakness in warnings if weakness.about and len(answers) > 1]  # all others stand below once
+    of_some = [weakness for weakness in warnings if weakness.about]  # the other warnings hold for all comparisons
     for row in answers:
-        lines += [row.sentence, *(f"  {words}" for words in weakening(row, own))]
+        lines += [row.sentence, *(f"  {words}" for words in weakening(row, of_some) if len(answers) > 1)]
     if results.record.arms[results.question.baseline].scored_tokens:
         lines += [f"validation text: {_scored(results)}."]
     lines += [*filter(None, [results.stopped_early()]), *map(str, warnings)]

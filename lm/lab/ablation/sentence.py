@@ -11,6 +11,7 @@ from lm.lab.ablation.tuning import LADDER
 from lm.lab.report.pages import fixed, signed
 
 TOO_FAR = 5.0  # nats, above which a ratio of perplexities tells nothing
+TWICE = math.log(1.99)  # nats, below which two digits write a share of perplexity in per cent
 RATES = {"optim.lr", "optim.adam_lr", "optim.lr_scale"}  # arms that differ in these need no word about tuning
 UNDECIDED_BY = {
     "seeds": f"a verdict needs {MIN_SEEDS} seeds",
@@ -170,7 +171,7 @@ def margin_in_words(metric: str, margin: float) -> str:
     >>> margin_in_words("val_loss", 0.01), margin_in_words("val_bpb", 0.01), margin_in_words("val_loss", 3)
     ('1 % of perplexity', '0.01 bits per byte', '3 nats per token')
     """
-    if metric == "val_loss" and margin < math.log(1.99):
+    if metric == "val_loss" and margin < TWICE:
         return f"{100 * math.expm1(margin):.2g} % of perplexity"
     return f"{margin:g} {METRICS[metric].unit}"
 

@@ -40,14 +40,15 @@ def run(args: list[str]) -> None:
     words, settings = split_words(args, RunsConfig)
     config = parse(RunsConfig, with_folders(words, settings, "folder"))
     plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
-    for key, path, mark in (("plot", plot, TITLE.encode()), ("csv", table, b"run,")):
+    for key, path in {"plot": plot, "csv": table}.items():
         if path is None:
             continue
         check_output(path, key)
         if path.is_file():
             with open(path, "rb") as file:
                 begin = file.read(4096)  # empty where a process was killed
-            require(mark in begin or not begin, f"{key}={path}", f"a new file, or an earlier {key} of runs")
+            is_ours = begin.startswith(b"run,") if key == "csv" else TITLE.encode() in begin
+            require(is_ours or not begin, f"{key}={path}", f"a new file, or an earlier {key} of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if table is not None and config.csv != "-":  # files first: who reads the list may close it after some lines

@@ -50,18 +50,20 @@ def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0
     return bool(_local_files(text) & _local_files(own_text))
 
 
-def copied_from_training(run_dir: Path, tokens: np.ndarray) -> float:
-    """Return the share of the tokens (n,) of a text, by places, that stands in the training text of a run.
+def what_was_read(run_dir: Path, text: DataConfig, text_hash: str, tokens: np.ndarray) -> str:
+    """Return what a run has read of a text that scores the run, whose tokens are (n,); empty if it has read nothing.
 
-    The share is 0 if it is below MIN_COPIED, if the training text is not at hand, or if it is so large that it might
-    take minutes to be encoded again.
+    Stretches of the text are searched in the training text of the run, unless the training text is gone, or so large
+    that its encoding might take minutes.
     """
+    if has_read(run_dir, text, text_hash):
+        return "may have been trained on a part of this text"
     directory = RunDirectory(run_dir)
     with suppress(UserError, OSError):
         if sum(file.stat().st_size for file in _local_files(directory.data_config())) <= LARGE:
             share = copied_share(directory.read_text().train, tokens)
-            return share if share >= MIN_COPIED else 0.0
-    return 0.0
+            return f"was trained on a text that holds {share:.0%} of this text" if share >= MIN_COPIED else ""
+    return ""
 
 
 def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:

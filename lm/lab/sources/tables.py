@@ -148,8 +148,8 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
             advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
             raise UserError(f"line {line}: not CSV ({error}); {advice}") from error
     if n_like_rows and n_like_rows == n_long:
-        what = "of several lines, each of which looks like a row; if its quotes are ordinary characters, double them"
-        log.warning("%s: column %s has %d cells %s", file, column, n_like_rows, what)
+        advice = "if a quotation has joined rows, double each quote inside a cell"
+        log.warning("%s: all %d cells of several lines in column %s look like rows; %s", file, n_long, column, advice)
 
 
 def _are_rows(lines: list[str], columns: Sequence[str], column: str) -> bool:
