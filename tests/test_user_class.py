@@ -143,7 +143,7 @@ CHOICES = [
 def parts(tmp_path, monkeypatch):
     """Modules of the user's own that can be imported and have not been: `mine` has the classes that the pages show."""
     (tmp_path / "parts_of_mine.py").write_text(PARTS)
-    pages = "".join((ROOT / name).read_text() for name in ("docs/model.md", "docs/own-variant.md", "README.md"))
+    pages = "".join((ROOT / name).read_text() for name in ("docs/classes.md", "docs/own-variant.md", "README.md"))
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.DOTALL | re.M)
     (tmp_path / "mine.py").write_text("".join(block for block in blocks if "\nclass " in block))
     monkeypatch.syspath_prepend(tmp_path)

@@ -166,7 +166,7 @@ def architecture_of(
     nearest = min(among, key=lambda other: len(other.unsupported(config)))
     key = nearest.unsupported(config)[0]
     setting = f"{where}model.{key}={to_override_value(getattr(config, key))}"
-    raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
+    raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/export.md")
 
 
 def _resolved(config: ModelConfig) -> Settings:
