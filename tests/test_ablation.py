@@ -143,7 +143,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
     (lab.root / "stranger").mkdir()
     (lab.root / "stranger/thesis.txt").touch()
     before = files(lab.root)
-    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied \(1; .*type output_dir=.*/out-new$"
+    another = r"^output_dir=.*/out: holds finished runs of another (un)?tied \(1; .*type output_dir=out-new$"
     others = {"arms": {"a": ["head=tied"], "b": ["head=untied"]}, "baseline": "a", "primary": []}
     for typed, changes, message in (
         ([], {"arms": {"tied": ["head=tied"], "untied": THREE["copied"]}}, another),
@@ -162,6 +162,10 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab, instantly,
         lab.run(seeds=[0, 1])
     assert {path: content for path, content in files(lab.root).items() if path in before} == before
     assert (len(made), (lab.root / "new").exists()) == (2, False)
+    monkeypatch.chdir(lab.out)
+    lab.root = Path()
+    with refused(r"^output_dir=\.: .*type output_dir=\.\./out-new$"):
+        lab.run(seeds=[0], folder=".")
 
 
 # --- calls that end early

@@ -39,6 +39,7 @@ from lm.lab.ablation.folder import (
     Run,
     RunFiles,
     RunReader,
+    beside,
     design_of,
     identifying,
     read_record,
@@ -317,7 +318,7 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
     ended = Counter(run.arm for run in reader.ended(before.runs))
-    other = shlex.quote(f"output_dir={reader.folder.with_name(f'{reader.folder.name}-new')}")
+    other = shlex.quote(f"output_dir={beside(reader.folder, 'new')}")
     elsewhere = f"to ask in another folder, type {other}"
     if ended and not ended.keys() & arms.keys():
         counts = ", ".join(f"{n} of {arm}" for arm, n in ended.items())
