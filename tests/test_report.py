@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from lm.lab.ablation.figures import learning
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import read_results
 from lm.lab.ablation.warnings import plan_warnings, report_warnings, weakening
@@ -64,6 +65,11 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full):
     assert CRACK in page.text
     assert "step 70, running, interrupted" in page.text
     assert not page.is_written_again, "nothing writes it meanwhile"
+
+
+def test_an_arm_that_has_lost_a_seed_has_a_curve_of_the_others(full):
+    losses, _ = learning(read_results(full)).axes
+    assert {line.get_label() for line in losses.lines} == {*ARMS}
 
 
 def test_losses_of_different_texts_have_no_mean(tmp_path, monkeypatch):

@@ -97,15 +97,15 @@ def _draw_row(axes: Axes, contrast: Contrast, color: str, y: int, limits: tuple[
 def learning(results: Results) -> Figure | None:
     """Draw the validations of all arms, and below, where there are pairs, their differences from the baseline.
 
-    Where each pair has a text of its own, the upper panel is of the first pair: the losses of different texts have no
-    mean. What comes in the first quarter of training may lie above the panels.
+    Where each pair has a text of its own, the upper panel is of one seed, the first of the baseline: the losses of
+    different texts have no mean. What comes in the first quarter of training may lie above the panels.
     """
     question, styles = results.question, line_styles(list(results.record.arms))
     main, margin = _main_arms(question), question.equivalence_margin or 0.0
     by_seed = {arm: results.curve_table(arm) for arm in results.record.arms}
     base = by_seed[question.baseline]
-    seeds = question.seeds[:1] if question.folds else question.seeds
-    tables = {arm: table.reindex(columns=seeds).dropna() for arm, table in by_seed.items()}  # where all have a point
+    seeds = [*base.columns[:1]] if question.folds else question.seeds  # an arm may have lost some
+    tables = {arm: table.filter(seeds).dropna() for arm, table in by_seed.items()}  # where all have a point
     gaps = {
         arm: (table - base).dropna(axis=1, how="all").dropna() for arm, table in by_seed.items() if table is not base
     }
@@ -119,8 +119,7 @@ def learning(results: Results) -> Figure | None:
         late = {arm: [*table[table.index >= start].mean(axis=1)] for arm, table in group.items()}
         core = [value for arm in main & late.keys() for value in late[arm]]
         every = [value for values in late.values() for value in values]
-        label = f"{results.metric.unit}{f', seed {seeds[0]}' * question.folds}"
-        panel.set(ylabel=label, ylim=axis_limits(core, every, least, reach=0.5))
+        panel.set(ylabel=results.metric.unit, ylim=axis_limits(core, every, least, reach=0.5))
         for arm, table in group.items():
             color, dashes = styles[arm].color, styles[arm].linestyle
             panel.plot(table.index, table.mean(axis=1), color=color, linestyle=dashes, label=arm)
