@@ -294,6 +294,7 @@ def test_a_token_that_only_transformers_adds_is_refused(smol):
 
     names = smol / "tokenizer_config.json"
     change(names, **added("<|endoftext|>", 0))
+    change(smol / "special_tokens_map.json", eos_token="<|endoftext|>")
     load_model(smol)
     for path, content in (
         (names, added("<think>", 257)),

@@ -434,13 +434,16 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     if tokenizer.eot_added:
         usual = ", ".join(EOT_NAMES)
         raise UserError(f"its tokenizer has no end-of-text token; expected eos_token in {TOKENIZER_CONFIG}, or {usual}")
-    added = dict[str, Any]()  # content -> id, None where no file has the id
-    for file in (TOKENIZER_CONFIG, SPECIAL):
-        settings = _json_of(folder / file)
-        with reading(folder / file, "what transformers wrote"):
-            added |= dict.fromkeys(_special_tokens(settings))
-            added |= {token["content"]: int(i) for i, token in (settings.get("added_tokens_decoder") or {}).items()}
+    special = [
+        value
+        for settings in (names, _json_of(folder / SPECIAL))
+        for key, value in settings.items()
+        if key.endswith(("_token", "special_tokens"))
+    ]
+    added = dict[str, Any].fromkeys(_contents(special))  # content -> id; None: no file has the id
     added |= _json_of(folder / ADDED)
+    with reading(folder / TOKENIZER_CONFIG, "what transformers wrote"):
+        added |= {token["content"]: int(i) for i, token in (names.get("added_tokens_decoder") or {}).items()}
     for content, i in added.items():
         own = tokenizer.backend.token_to_id(content)
         if own is None or i not in (None, own):
@@ -450,17 +453,15 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _special_tokens(content: dict[str, Any]) -> Iterator[str]:
-    """Yield the tokens that settings such as pad_token and additional_special_tokens name, in any of their forms."""
-    waiting = [content[key] for key in content if key.endswith(("_token", "special_tokens"))]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict) and "content" in value:
-            yield value["content"]
-        elif isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
+def _contents(value: Any) -> Iterator[str]:
+    """Yield the tokens that the value of pad_token, of additional_special_tokens, or of a list of such values has."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _contents(value["content"] if "content" in value else [*value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _contents(item)
 
 
 def _json_of(path: Path) -> dict[str, Any]:
