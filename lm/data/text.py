@@ -134,10 +134,6 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None) -> Text:
 # --- the split
 
 
-class EmptyPart(UserError):
-    """A fold that leaves no text for training or for validation, because the documents are few."""
-
-
 def split(
     text: Text, val_fraction: float, val_max_bytes: int | None, fold: float | None = None
 ) -> tuple[Part, Part, str, float]:
@@ -157,7 +153,8 @@ def split(
     rest = np.stack([text.spans[:, 0], held_out[:, 0], held_out[:, 1], text.spans[:, 1]], axis=1).reshape(-1, 2)
     train, val = (Part(text, pieces[pieces[:, 0] < pieces[:, 1]]) for pieces in (rest, held_out))  # no empty pieces
     if fold is not None and not (train.n_bytes and val.n_bytes):
-        raise EmptyPart(f"data.fold={fold}: leaves no text for training or validation; choose another fold")
+        reason = "leaves no text for training or validation, because there are too few documents"
+        raise UserError(f"data.fold={fold:g}: {reason}; choose another fold, or in an ablation folds=false")
     return train, val, derived(text.hash, change) if change else text.hash, rejected_share
 
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 import torch
 
 from lm.config import RunConfig, change, config_hash, flat, user_classes
-from lm.data.text import EmptyPart
 from lm.data.tokens import TextData, prepare
 from lm.errors import UserError, error_prefix, require
 from lm.folder import TOKENIZER
@@ -111,12 +110,7 @@ def _build_arm(
         data = run.data if fold is None else replace(run.data, fold=fold)
         source = repr((data, run.tokenizer))
         if source not in texts:
-            try:
-                texts[source] = prepare(data, run.tokenizer)
-            except EmptyPart as error:
-                reason = "the text has too few documents for a part of its own for each pair"
-                expected = "expected folds=false, by which all pairs share a validation text"
-                raise UserError(f"{reason}; {expected}") from error
+            texts[source] = prepare(data, run.tokenizer)
         own.append(texts[source])
     if run.trainer.max_epochs is not None:
         run = with_steps(run, own[0])
