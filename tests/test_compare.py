@@ -180,7 +180,7 @@ def asked(tmp_path):
         runs = [
             Run(arm=arm, seed=seed, run_dir=f"runs/{arm}-seed{seed}-0") for arm in arms for seed in own.seeds[:made]
         ]
-        write_record(AblationRecord(question=own, arms=arms, runs=runs, overrides=["data.path=a.txt"]), tmp_path)
+        write_record(AblationRecord(question=own, arms=arms, runs=runs, overrides=["data.path=2024_01"]), tmp_path)
         (tmp_path / "runs").mkdir()
         for run in runs:
             RunFiles(tmp_path / run.run_dir).write_status("diverged", "nan")
@@ -195,7 +195,7 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     assert (again["arms"], again["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert again["seeds"] == [204, 206], "none of 100 to 103, which the first ablation has used"
     assert (again["name"], again["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
-    assert again["overrides"] == [f"data.path='{folder}/a.txt'"]
+    assert again["overrides"] == [f"data.path='{folder}/2024_01'"]
     record = read_record(folder)
     record.seeds = [200, 204, *record.seeds]  # that were left out since; their runs are there
     write_record(record, folder)

@@ -309,7 +309,8 @@ def _from_source(record: AblationRecord, source: Path, word: str) -> str:
     """Return an override whose path leads to the file that the ablation of a folder has read."""
     if (key := key_of(word)) not in PATHS or SEED in word:
         return word
-    return f"{key}={quoted(as_started(source, record.started_in, str(values_of(word)[0])))}"
+    (path,) = values_of(for_hydra(word, TRAIN))
+    return f"{key}={quoted(as_started(source, record.started_in, str(path)))}"
 
 
 # --- the configurations of the arms
@@ -348,7 +349,7 @@ def compose_arms(question: Question, typed: list[str], compose: Compose = compos
             run = compose([word.replace(SEED, str(first)) for word in words.values()])
             check_init(run)
             if SEED in (word := words.get("init_from", "")):
-                run = replace(run, init_from=str(values_of(for_hydra(word, {"init_from": str}))[0]))
+                run = replace(run, init_from=str(values_of(for_hydra(word, TRAIN))[0]))
             runs[name] = run
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     lengths = {key: next(iter(settings.values()))[key] for key in TYPED_LENGTHS}  # of the first arm
