@@ -162,8 +162,8 @@ def card(run_dir, output_dir):
 
 def hash_by_words(text):
     """The hash of the run that the words of a card give to train."""
-    (command,) = re.findall(r"    lm-lab train \\\n((?:    .*\n)+)", text)
-    run = composed(*shlex.split(command.replace("\\\n", " ")))
+    (words,) = re.findall(r"^```bash\nlm-lab train (.*?)\n```", text, re.DOTALL | re.MULTILINE)
+    run = composed(*shlex.split(words.replace("\\\n", " ")))
     data = data_of(run)
     return config_hash(run, data.hash, data.tokenizer.hash)
 
@@ -189,8 +189,10 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.startswith("Once")
 
     Path("run/result.json").unlink()
+    config.write_text(config.read_text().replace(" separator: null", ' separator: "\\n\\n"'))
     unfinished = card("run", "unfinished")
     assert " model.d_model=32 " in unfinished
+    assert " 'data.separator=\n\n' " in unfinished
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")

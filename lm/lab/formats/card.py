@@ -1,7 +1,6 @@
 """The model card of an exported folder: README.md, with the metadata that the Hugging Face Hub reads."""
 
 import shlex
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lm.model.transformer import Transformer
 from lm.system.files import write_text
 from lm.system.terminal import to_override_value
 
-WIDTH, NO_BREAK = 110, "\0"  # columns of the command; the second stands for a space inside a word
+WIDTH = 110  # columns of the command
 
 
 def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
@@ -31,13 +30,13 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         "result": result,
         "ngram": ngram_figure(result),
         "base": f"{Path(str(start)).name} ({sha256[:16]})" if sha256 else None,
-        "lines": _lines(settings),
+        "command": _command(settings),
     }
     write_text(folder / "README.md", render("card.md.j2", **context))
 
 
-def _lines(settings: dict[str, Any]) -> str:
-    """Return every setting that decides the result, as a shell takes it, without the folders of this machine."""
+def _command(settings: dict[str, Any]) -> str:
+    """Return the command that trains the same run, without the folders of this machine."""
     not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
     own = {key: value for key, value in described_settings(settings).items() if key not in not_typed}
     own |= {key.removeprefix("requested."): settings[key] for key in settings if key.startswith("requested.")}
@@ -47,6 +46,10 @@ def _lines(settings: dict[str, Any]) -> str:
     local = {"init_from", "data.path", "data.val_path", "tokenizer.path"}
     local -= {"data.path"} if settings.get("data.source") == "hub" else set()  # which is a name there
     own |= {key: Path(str(own[key])).name for key in local if own.get(key) and "://" not in str(own[key])}
-    words = [shlex.quote(f"{key}={to_override_value(value)}").replace(" ", NO_BREAK) for key, value in own.items()]
-    lines = textwrap.wrap(" ".join(words), WIDTH, break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join(lines).replace(NO_BREAK, " ")
+    lines = ["lm-lab train"]
+    for key, value in own.items():
+        word = shlex.quote(f"{key}={to_override_value(value)}")
+        if len(f"{lines[-1]} {word}") > WIDTH:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)
