@@ -33,7 +33,7 @@ from tests.helpers.tiny import TEXT, WHOLE_RESULT
 def place(tmp_path_factory):
     """A folder with texts, a run, and configurations of the user."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt", "notes.yaml", "null"):
+    for name in ("my.txt", "a,b.txt", "books/one.txt", "${x}.txt", "~old.txt", "notes.yaml"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(TEXT * 4)
     (folder / "latin.txt").write_bytes(b"caf\xe9")
@@ -81,7 +81,6 @@ MISTAKES = """
     train my.txt model =tiny -> without spaces around the =
     train model=smal -> model=smal: no such config; choose one of
     train experiment=../x -> experiment=../x: no such config; choose one of
-    train null trainer.max_steps=x -> trainer.max_steps=x: Value 'x'
     train my.txt --optim.lr=0.1 -> did you mean optim.lr=0.1?
     train my.txt trainer.max_steps = 5 -> without spaces around the =
     train my.txt model.norm=none -> has no use with model.norm=none; expected

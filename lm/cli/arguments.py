@@ -265,8 +265,7 @@ def text_settings(path: str) -> list[str]:
     >>> text_settings("rows.jsonl")
     ['data=json', 'data.path=rows.jsonl']
     """
-    value = f"./{path}" if path == "null" else path  # data.path=null is no path
-    return [f"data={kind_of(path)}", f"data.path={value}"]
+    return [f"data={kind_of(path)}", f"data.path={path}"]
 
 
 def with_text(words: Words) -> list[str]:
