@@ -82,7 +82,7 @@ def runs_of(run_dir: str | None) -> list[str]:
         names = listed(run_dir, "run_dir", folders=True)
         for name in names:
             model_folder(name)
-            if is_run(Path(name)) and not Path(name, "result.json").exists():
+            if is_run(run := run_of(name)) and not (run / "result.json").exists():
                 log.warning("run_dir=%s: is unfinished; this is its model when it was stopped", name)
         return names
     folder = Path("runs")

@@ -19,7 +19,6 @@ from lm.lab.ablation.folder import COLUMNS, RunFiles, plain
 from lm.lab.ablation.question import BUDGETS, LEARNING_RATE, RUN_METRICS, SEED
 from lm.lab.ablation.results import POINT, Results
 from lm.lab.ablation.sentence import how_many, margin_in_words, percent
-from lm.lab.ablation.tuning import Ladder
 from lm.lab.ablation.warnings import CONDITIONS, report_warnings, weakening
 from lm.lab.report.figures import as_svg, inline
 from lm.lab.report.pages import render, signed
@@ -30,7 +29,7 @@ SCHEMA_VERSION = 3  # of report.json
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "learning": "Learning curves of all arms, and their differences from the baseline",
-    "ladder": "Loss of each arm over its tuned setting",
+    "ladder": "Differences from the score of the baseline over the tuned setting",
 }
 FIGURES = (figures.forest, figures.learning, figures.ladder)
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
@@ -183,7 +182,6 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
     scores = (
         {} if question.folds else {key: (shown[key].mean(), shown[key].std()) for key in RUN_METRICS if key in shown}
     )
-    ladder = results.ladders.get(name)
     return {
         "name": name,
         **{key: getattr(record, key) for key in ("overrides", "matched", "n_params", "flops_per_token", "steps")},
@@ -199,12 +197,13 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
             if (results.folder / run_dir).is_dir()
         },
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
-        "ladder": _ladder(results, name, ladder) if ladder else None,
+        "ladder": _ladder(results, name) if name in results.ladders else None,
         "identity": record.identity,
     }
 
 
-def _ladder(results: Results, name: str, ladder: Ladder) -> dict[str, Any]:
+def _ladder(results: Results, name: str) -> dict[str, Any]:
+    ladder = results.ladders[name]
     return {
         "factors": [float(factor) for factor in ladder.losses.columns],
         "mean_differences": [*results.ladder_differences(name).mean()],  # from the score of the baseline

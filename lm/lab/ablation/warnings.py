@@ -95,7 +95,7 @@ def plan_warnings(record: AblationRecord) -> Iterator[Weakness]:
     if (copied := min((arm.copied for arm in record.arms.values()), default=0.0)) >= MIN_COPIED:  # of all arms
         yield Weakness(
             f"{100 * copied:.0f} % of a validation text stands in the training text too.",
-            "Arms that learn by heart may score better on this part, and on no other text.",
+            "Arms that memorise may score better on this part, and on no other text.",
         )
     yield from _about(
         "The validation text stands in the training text of one arm",

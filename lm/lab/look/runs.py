@@ -1,6 +1,7 @@
 """The runs that the page shows: their models and text, their curves, and the ablation that asked for them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -97,8 +98,6 @@ def _points(path: Path) -> list[list[float | None]]:
 
 
 def _has_model(path: Path) -> bool:
-    try:
-        find_model(path)
-    except (UserError, OSError):
-        return False
-    return True
+    with suppress(UserError, OSError):
+        return bool(find_model(path))
+    return False
