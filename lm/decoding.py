@@ -62,7 +62,8 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1)
         logits = self.restrict(logits.float())
-        uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
+        uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
+        uniform.clamp_(min=1e-20)
         return (logits - self.temperature * uniform.log().neg().log()).argmax(-1)
 
     def restrict(self, logits: Tensor) -> Tensor:
