@@ -193,6 +193,7 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     unfinished = card("run", "unfinished")
     assert " model.d_model=32 " in unfinished
     assert " 'data.separator=\n\n' " in unfinished
+    assert "training was stopped" in unfinished
     assert "bits per byte" not in unfinished
     config.unlink()
     assert "model.d_model=32" not in card("run", "bare")
