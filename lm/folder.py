@@ -240,7 +240,7 @@ def load_model(run_dir: str | Path, classes: Sequence[str] = ()) -> "tuple[Trans
     settings = read_settings(folder)
     if user_classes(settings.model):
         check_classes = from_lab("lm.lab.user_class.check_classes")
-        check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes)
+        check_classes(settings.model, [classes] if isinstance(classes, str | type) else classes, run_of(folder))
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")

@@ -363,7 +363,7 @@ class Own(nn.Module):
 """
 
 
-def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path, monkeypatch):
+def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path, monkeypatch, caplog):
     """Its counter is that of the trained model, its tensors may lie in no file, its code is hashed."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counts_of_mine.py").write_text(CLASS)
@@ -377,9 +377,13 @@ def test_a_class_of_the_user_is_averaged_adapted_and_is_code(text_file, tmp_path
     assert train(adapted)[1]["val_loss"] > 0
     stopped = replace(run, run_dir=str(tmp_path / "stopped"))
     stop(stopped, 3)
+    load_model(run.run_dir, classes=["counts_of_mine.Own"])
+    assert "another version" not in caplog.text
     (tmp_path / "factor_of_mine.py").write_text("FACTOR = 2.0\n")  # which the class imports
     with refused(r"was begun by another version of counts_of_mine\.Own"):
         train(stopped)
+    load_model(run.run_dir, classes=["counts_of_mine.Own"])
+    assert f"{run.run_dir}: was trained with another version of model.ffn=counts_of_mine.Own" in caplog.text
     (tmp_path / "counts_of_mine.py").unlink()
     monkeypatch.delitem(sys.modules, "counts_of_mine")
     assert train(run)[1]["steps"] == 6, "a finished run is shown without its class"

@@ -1,17 +1,18 @@
 """Classes of the user, each named by its dotted path in a setting of the model.
 
-`construct` makes an object of a class. `check_classes` asks for consent before a model folder imports a class.
-`try_classes` tries a class before training, `computes_tokens_alone` before decoding. `sources_of` is for a hash of the
-code.
+`construct` makes an object of a class. `check_classes` asks for consent before a model folder imports a class, and
+warns of another version of the class. `try_classes` tries a class before training, `computes_tokens_alone` before
+decoding. `sources_of` is for a hash of the code.
 """
 
 import ast
 import importlib
+import logging
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -28,6 +29,9 @@ from lm.errors import UserError
 from lm.model.transformer import KVCache, Transformer
 from lm.system.code import code_of
 from lm.training.resolve import build_model
+from lm.training.run_directory import RunDirectory, code_of_run
+
+log = logging.getLogger(__name__)
 
 
 def import_class(key: str, path: str) -> type[nn.Module]:
@@ -76,15 +80,20 @@ def blaming_classes(config: ModelConfig) -> Iterator[None]:
         raise UserError(f"{named_classes(config)}: {type(error).__name__}: {error}") from error
 
 
-def check_classes(config: ModelConfig, classes: Sequence[str]) -> None:
+def check_classes(config: ModelConfig, classes: Sequence[str], run_dir: Path) -> None:
     """Raise UserError if the settings of a model folder name a class that is not among `classes`, dotted paths.
 
-    Import nothing, because the import of a module runs its code.
+    Import nothing before, because the import of a module runs its code. Warn of a class that has changed since the run
+    of the model, because the model now computes something else.
     """
     paths = user_classes(config).values()
     if not {*paths} <= {*classes}:
         advice = f"'classes=[{','.join(dict.fromkeys(paths))}]' imports it, if you trust it"
         raise UserError(f"{named_classes(config)}: is code of the model's author; {advice}")
+    with suppress(UserError):  # a run of an earlier version; a class that is gone is named where it is constructed
+        trained = RunDirectory(run_dir).read_config().get("code", {}).get("classes")
+        if trained not in (None, code_of_run(config)["classes"]):
+            log.warning("%s: was trained with another version of %s", run_dir, named_classes(config))
 
 
 # --- what is tried before training and before decoding

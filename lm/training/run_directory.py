@@ -22,6 +22,7 @@ from lm.config import (
     HASHES,
     REQUESTED,
     DataConfig,
+    ModelConfig,
     RunConfig,
     TokenizerConfig,
     build,
@@ -226,7 +227,7 @@ class RunDirectory:
 
     def check_code(self, run: RunConfig) -> None:
         """Raise UserError if other code began the run, unless other_code=true is typed."""
-        began, now = self.read_config()["code"], code_of_run(run)
+        began, now = self.read_config()["code"], code_of_run(run.model)
         if began != now and not run.other_code:
             before, this = (f"version {code['version']}, {code['hash'][:8]}" for code in (began, now))
             other = f"other code ({before}; this is {this})"
@@ -257,7 +258,7 @@ class RunDirectory:
         log.info("%s is finished: nothing to train", self.path)
         is_same = False
         with suppress(UserError):  # a class of the user may be gone
-            is_same = saved["code"] == code_of_run(run)
+            is_same = saved["code"] == code_of_run(run.model)
         if not is_same:
             log.warning("%s: was made by other code (version %s)", self.path, saved["code"]["version"])
         loggers = {name for name, options in asdict(run.logger).items() if options is not None}
@@ -274,9 +275,9 @@ def _differing_in_text(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     return [key for key in keys if before.get(key) != now[key]]
 
 
-def code_of_run(run: RunConfig) -> dict[str, str]:
+def code_of_run(model: ModelConfig) -> dict[str, str]:
     """Return the version of lm, the hash of the code that computes, and the hash of the code of the user's classes."""
-    if not (classes := user_classes(run.model)):
+    if not (classes := user_classes(model)):
         return code_identity()
     sources = from_lab("lm.lab.user_class.sources_of")(classes)  # imports torch
     return code_identity() | {"classes": json_sha256(sources)}

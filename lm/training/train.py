@@ -209,7 +209,7 @@ def setup(run: RunConfig, directory: RunDirectory, hashes: dict[str, str], data:
     is_first, vocab_size = is_first_process(run.trainer.world_size), data.tokenizer.vocab_size
     restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     resumes, begun = run.checkpoint.resume or restarted, directory.has_begun()
-    identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_of_run(run)}
+    identity: dict[str, Any] = {"config_hash": config_hash(run, **hashes), "code": code_of_run(run.model)}
     requested, saved = requested_settings(run), directory.read_config()
     identity["requested"] = {key: requested[key] for key in REQUESTED}
     if begun:
