@@ -124,7 +124,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     assert "Design: not changed after the first result." in (lab.out / "report.md").read_text()
     again = lab.run(*words, equivalence_margin=9.0)
     assert (numbers(lab.out)["equivalence_margin"], read_record(lab.out).question.equivalence_margin) == (9.0, 9.0)
-    assert "The design changed after 4 of 4 results." in summaries(again)
+    assert "The design changed after 4 results." in summaries(again)
     assert len(made) == 4
     lab.text.write_text(lab.text.read_text()[::-1])
     lab.plan(*words, seeds=[0])

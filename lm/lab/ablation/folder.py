@@ -94,8 +94,8 @@ class AblationRecord:
         self.seeds = self.seeds or [*self.question.seeds]
 
     def changed_after(self) -> str:
-        """Return after how many results the design changed, as `6, 9 of 10`; empty if it did not change after any."""
-        return f"{', '.join(map(str, self.changed))} of {len(self.runs)}" if self.changed else ""
+        """Return after how many results the design changed, as `6, 9`; empty if it did not change after any."""
+        return ", ".join(map(str, self.changed))
 
     def common(self) -> list[str]:
         """Return the overrides of all arms. What was typed replaces what the question says."""
