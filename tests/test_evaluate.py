@@ -181,6 +181,17 @@ def test_a_copy_of_the_training_text_is_recognised(place, caplog):
     assert "trained on" not in caplog.text
 
 
+def test_what_is_said_of_the_text_of_a_run_is_not_said_of_another_text(tmp_path, caplog):
+    (tmp_path / "twice.txt").write_text(TEXT * 2)
+    (tmp_path / "other.txt").write_text("0123456789 " * 50)
+    train(short_run(tmp_path / "twice.txt", tmp_path / "a"))
+    scored(tmp_path)
+    assert "of the validation text stands in the training text too" in caplog.text
+    caplog.clear()
+    scored(tmp_path, "other.txt")
+    assert not caplog.text
+
+
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):
     caplog.set_level("INFO")
     for name in ("one.jsonl", "two.jsonl"):

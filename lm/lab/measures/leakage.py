@@ -1,6 +1,8 @@
 """Whether a model was trained on the text that scores the model: such a score is too good."""
 
-from contextlib import suppress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def what_was_read(run_dir: Path, text: DataConfig, text_hash: str, tokens: np.nd
     if has_read(run_dir, text, text_hash):
         return "may have been trained on a part of this text"
     directory = RunDirectory(run_dir)
-    with suppress(UserError, OSError):
+    with suppress(UserError, OSError), _quiet():
         if sum(file.stat().st_size for file in _local_files(directory.data_config())) <= LARGE:
             share = copied_share(directory.read_text().train, tokens)
             return f"was trained on a text that holds {share:.0%} of this text" if share >= MIN_COPIED else ""
@@ -72,6 +74,17 @@ def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool
     if own.val_path is not None:
         return has_read(run_dir, replace(own, path=own.val_path, val_path=None), data.val_hash or "")
     return has_read(run_dir, own, data.hash, own.val_fraction)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what is said of the text of another run: a reader would take it for the text that is scored."""
+    logger = logging.getLogger("lm.data")
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)
 
 
 def _local_files(config: DataConfig) -> set[Path]:
