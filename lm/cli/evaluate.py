@@ -187,7 +187,7 @@ def score_text(
             encoded[key] = encode_whole(text, tokenizer)
         (tokens, n_bytes, text_hash), train = encoded[key], None
         what_was_read = from_lab("lm.lab.measures.leakage.what_was_read", default=lambda *_: "")
-        if reason := what_was_read(run_dir, text, text_hash, tokens):
+        if reason := what_was_read(run_dir, tokens, text, text_hash):
             place = without_secrets(text.path or text.source)
             log.warning("%s: the score may be too good, because run_dir=%s %s", place, run_dir, reason)
     measures = [from_lab("lm.lab.measures.details.Details")(net.vocab_size, tokenizer.label)] if config.details else []

@@ -19,7 +19,7 @@ from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.question import EQUAL_COST, SEED, Question
 from lm.lab.init_from.base import read_base
 from lm.lab.init_from.weights import copy_weights
-from lm.lab.measures.leakage import has_read_validation_text
+from lm.lab.measures.leakage import has_read, scored_text
 from lm.lab.measures.speed import seconds_per_step
 from lm.lab.user_class import sources_of, try_classes
 from lm.model.size import n_params
@@ -168,7 +168,7 @@ def _check_base(arm: Arm, init_from: str) -> None:
         own_net = Transformer(arm.run.model, arm.run.head, vocab_size=arm.vocab_size, seq_len=arm.run.data.seq_len)
     copy_weights(own_net, net, arm.run.init_tied_matrix)  # for what it refuses
     expected = "a model that has not read the validation text; data.val_path=FILE names another text"
-    require(not has_read_validation_text(base, arm.run, arm.texts[0]), setting, expected)
+    require(not has_read(base.folder.parent, *scored_text(arm.run, arm.texts[0])), setting, expected)
 
 
 def _check_distinct(question: Question, arms: Arms) -> None:

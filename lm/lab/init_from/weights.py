@@ -12,7 +12,7 @@ from lm.data.tokens import TextData
 from lm.errors import UserError
 from lm.folder import load_model
 from lm.lab.init_from.base import read_base
-from lm.lab.measures.leakage import has_read_validation_text, texts_read
+from lm.lab.measures.leakage import scored_text, texts_read, what_was_read
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.scoring import validate
@@ -40,13 +40,13 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         advice = f"set tokenizer.path={base.tokenizer.path}"
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
-    if has_read_validation_text(base, run, data):
-        log.warning("init_from=%s has read this validation text, so its score is too good", run.init_from)
     record: dict[str, Any] = {"path": run.init_from, "sha256": base.sha256, "head": base.settings.head.name}
     record |= {"steps": base.steps, "tokens": base.tokens, "texts": texts_read(base.folder.parent)}
     if not is_first_process(run.trainer.world_size):
         return record
 
+    if reason := what_was_read(base.folder.parent, data.val, *scored_text(run, data)):
+        log.warning("validation text: the score may be too good, because init_from=%s %s", run.init_from, reason)
     net.to(run.trainer.accelerator)
     loss = validate(net, run, data, max_batches=run.validation.batches).loss
     net.cpu()

@@ -15,7 +15,6 @@ from lm.data.sources import local_states
 from lm.data.text import MIN_COPIED
 from lm.data.tokens import TextData, copied_share
 from lm.errors import UserError, reading
-from lm.lab.init_from.base import Base
 from lm.training.run_directory import RunDirectory
 
 LARGE = 100_000_000  # bytes of a training text
@@ -52,28 +51,28 @@ def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0
     return bool(_local_files(text) & _local_files(own_text))
 
 
-def what_was_read(run_dir: Path, text: DataConfig, text_hash: str, tokens: np.ndarray) -> str:
-    """Return what a run has read of a text that scores the run, whose tokens are (n,); empty if it has read nothing.
+def what_was_read(run_dir: Path, tokens: np.ndarray, text: DataConfig, text_hash: str, share: float = 1.0) -> str:
+    """Return what a run has read of a text that scores a model, with tokens (n,); empty if the run has read nothing.
 
     Stretches of the text are searched in the training text of the run, unless the training text is gone, or so large
-    that its encoding might take minutes.
+    that its encoding might take minutes. `share` is as in `has_read`.
     """
-    if has_read(run_dir, text, text_hash):
+    if has_read(run_dir, text, text_hash, share):
         return "may have been trained on a part of this text"
     directory = RunDirectory(run_dir)
     with suppress(UserError, OSError), _quiet():
         if sum(file.stat().st_size for file in _local_files(directory.data_config())) <= LARGE:
-            share = copied_share(directory.read_text().train, tokens)
-            return f"was trained on a text that holds {share:.0%} of this text" if share >= MIN_COPIED else ""
+            found = copied_share(directory.read_text().train, tokens)
+            return f"was trained on a text that holds {found:.0%} of this text" if found >= MIN_COPIED else ""
     return ""
 
 
-def has_read_validation_text(base: Base, run: RunConfig, data: TextData) -> bool:
-    """Return whether a model, or a model that it started from, was trained on text that scores this run."""
-    own, run_dir = run.data, base.folder.parent
+def scored_text(run: RunConfig, data: TextData) -> tuple[DataConfig, str, float]:
+    """Return the settings and the hash of the text that scores a run, and which share of this text scores the run."""
+    own = run.data
     if own.val_path is not None:
-        return has_read(run_dir, replace(own, path=own.val_path, val_path=None), data.val_hash or "")
-    return has_read(run_dir, own, data.hash, own.val_fraction)
+        return replace(own, path=own.val_path, val_path=None), data.val_hash or "", 1.0
+    return own, data.hash, own.val_fraction
 
 
 @contextmanager
