@@ -149,11 +149,13 @@ def test_micro_batches_give_the_gradient_of_their_batch(finished, tmp_path):
     assert norm == pytest.approx(column(folder, "train/grad_norm")[0], rel=1e-4)
 
 
-def test_one_batch_is_memorised_and_recited(text_file, tmp_path):
+def test_one_batch_is_memorised_and_recited(text_file, tmp_path, caplog):
     """Targets, loss, optimizer, cache and argmax together: the model continues what it was trained on."""
+    caplog.set_level("INFO")
     optim = OptimConfig(lr=1e-2, weight_decay=0.0, decay="constant")
     run = short_run(text_file, tmp_path / "run", head=HEADS["tied"], optim=optim, max_steps=100)
     train(replace(run, data=replace(run.data, batch_size=2, overfit_batches=1)))
+    assert "100 steps read the 64 training tokens 100.0 times" in caplog.text
     assert losses(tmp_path / "run")[-1] < 0.1
     net, _ = load_model(tmp_path / "run")
     stream = TrainingStream(data_of(run).train, seq_len=32, batch_size=2, seed=0)

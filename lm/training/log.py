@@ -177,14 +177,20 @@ def _write_line(text: str) -> None:
         tqdm.write(text, sys.stderr)
 
 
+def readings(run: RunConfig, data: TextData, steps: int) -> tuple[int, float]:
+    """Return how many tokens `steps` steps train on, all or those of data.overfit_batches, and how often."""
+    n_tokens = min(len(data.train), run.data.overfit_batches * run.tokens_per_step or len(data.train))
+    return n_tokens, steps * run.tokens_per_step / n_tokens
+
+
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect."""
-    epochs = run.steps * run.tokens_per_step / len(data.train)
+    n_read, epochs = readings(run, data, run.steps)
     memorises = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
     usual = f"A model usually memorises a text that it reads more than {MANY_EPOCHS} times; see docs/own-text.md"
     advice = f". {usual}" if memorises else ""
-    readings = f"{run.steps:,} steps read the {len(data.train):,} training tokens {epochs:.1f} times"
-    log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", readings, advice)
+    length = f"{run.steps:,} steps read the {n_read:,} training tokens {epochs:.1f} times"
+    log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", length, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
     if (n_steps := run.optim.warmup_steps) >= run.steps:

@@ -50,6 +50,7 @@ from lm.training.log import (
     Step,
     log_baseline,
     log_start,
+    readings,
     shows_bar,
     validation_metrics,
 )
@@ -381,7 +382,7 @@ def finish(engine: Engine) -> dict[str, Any]:
     """Score the model on the whole validation text; write the last row, model/ and, last, result.json."""
     run, data, state, directory = engine.run, engine.data, engine.state, engine.directory
     if state.ended_by != "steps":
-        epochs = state.step * run.tokens_per_step / len(data.train)
+        _, epochs = readings(run, data, state.step)
         log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
     net, step = state.eval_net, state.step
     scores = last = engine.validate(merged(net))
