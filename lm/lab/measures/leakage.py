@@ -79,11 +79,12 @@ def scored_text(run: RunConfig, data: TextData) -> tuple[DataConfig, str, float]
 def _quiet() -> Iterator[None]:
     """Hide what is said of the text of another run: a reader would take it for the text that is scored."""
     logger = logging.getLogger("lm.data")
+    before = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(logging.NOTSET)
+        logger.setLevel(before)
 
 
 def _local_files(config: DataConfig) -> set[Path]:
