@@ -49,6 +49,13 @@ def test_transformers_reads_what_is_exported(name, head, changes, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == [BYTE.begin, *BYTE.encode(text)]
 
 
+def test_a_model_in_bfloat16_is_exported_as_one(tmp_path):
+    from transformers import AutoConfig
+
+    export(noisy("tied", 257, **LLAMA).bfloat16(), BYTE, tmp_path / "out")
+    assert AutoConfig.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_exported_tokenizer_and_generated_text_are_equal(kind, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -157,7 +157,8 @@ def _power(results: Results) -> str:
     question = results.question
     line = f"margin: {margin_in_words(question.metric, question.equivalence_margin or 0.0)}"
     if (smallest := minimum_detectable(results)) is not None:
-        line += f"; {len(question.seeds)} seeds detect about {margin_in_words(question.metric, smallest)}"
+        detected = margin_in_words(question.metric, float(f"{smallest:.2g}"))
+        line += f"; {len(question.seeds)} seeds detect about {detected}"
     return line
 
 

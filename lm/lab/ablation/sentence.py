@@ -52,9 +52,10 @@ def _finding(contrast: Contrast, question: Question) -> str:
         alpha *= 2
         low, high = interval(contrast.differences, alpha) or (mean, mean)
         low, high = low - contrast.gain_low, high + contrast.gain_high
-    seeds = f"{contrast.n_seeds} seed{'s' * (contrast.n_seeds > 1)}"
+    plural = "s" * (contrast.n_seeds > 1)
+    seeds = f"{contrast.n_seeds} seed{plural}"
     if question.metric in RUN_METRICS:
-        seeds += " and validation texts" if question.folds else ", on this validation text"
+        seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
     ends = f"{percent(1 - alpha)} CI {_end(contrast, low)} to {_end(contrast, high)}"

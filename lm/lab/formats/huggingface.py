@@ -195,7 +195,7 @@ def export(
             "vocab_size": net.vocab_size,
             "tie_word_embeddings": "lm_head.weight" not in weights,
             **ids,
-            "dtype": "float32",
+            "dtype": str(next(iter(weights.values())).dtype).removeprefix("torch."),
             **_their_settings(architecture, net),
         },
         "generation_config.json": ids | {"eos_token_id": sorted(tokenizer.stops)},
