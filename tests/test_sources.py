@@ -218,6 +218,18 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
         assert "2 of 14 rows are empty or null" in caplog.text
 
 
+def test_rows_that_a_quotation_has_joined_are_told(tmp_path, caplog):
+    """A cell of several lines is text as it stands, unless all such cells look like several rows."""
+    path = tmp_path / "novel.csv"
+    path.write_text('n,text\n0,"Come in\n1,said she\n2,and sit down."\n3,He sat.\n')
+    assert len(texts_in("csv", path)) == 2
+    assert "all 1 cells of several lines in column text look like rows" in caplog.text
+    caplog.clear()
+    path.write_text('n,text\n0,"Come in\n1,said she"\n1,"a poem,\nof two lines"\n')
+    assert len(texts_in("csv", path)) == 2
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("begin", "kind"),
     [

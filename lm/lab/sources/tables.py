@@ -8,8 +8,9 @@ import csv
 import io
 import itertools
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lm.data.sources import Documents, Files, state_of
 from lm.errors import UserError, error_prefix
 from lm.lab.sources.addresses import open_anywhere
 
+log = logging.getLogger(__name__)
 ROWS = 100  # rows of a table that are decoded at a time: they may be books
 Rows = Iterator[dict[str, Any]]
 
@@ -120,6 +122,7 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
     the header, and maybe empty ones at its end. Raises UserError.
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
+    n_long, n_like_rows = 0, 0  # cells of several lines, and those whose lines have as many cells as a row
     is_tsv, line = extension(file) == ".tsv", 1  # at which the next row begins
     dialect: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
     with open_anywhere(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
@@ -136,11 +139,24 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
                     advice = "quote a text that holds a comma or a line break"
                     advice = "a cell holds no tab and no line break" if is_tsv else advice
                     raise UserError(f"line {line}: expected {len(columns)} cells; {advice}")
+                _, *further = row[column].split("\n")
+                n_long += bool(further)
+                n_like_rows += bool(further) and _are_rows(further, columns, column)
                 yield row
                 line = rows.line_num + 1
         except csv.Error as error:
             advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
             raise UserError(f"line {line}: not CSV ({error}); {advice}") from error
+    if n_like_rows and n_like_rows == n_long:
+        advice = "if a quotation has joined rows, double each quote inside a cell"
+        log.warning("%s: all %d cells of several lines in column %s look like rows; %s", file, n_long, column, advice)
+
+
+def _are_rows(lines: list[str], columns: Sequence[str], column: str) -> bool:
+    """Return whether the lines of a cell after the first look like rows that a quote has joined to one cell."""
+    commas = len(columns) - 1
+    n_before = columns.index(column)  # commas of the last line, which ends where the cell ends
+    return commas > 0 and [line.count(",") for line in lines] == [commas] * (len(lines) - 1) + [n_before]
 
 
 def _parquet_rows(file: Path | str, column: str) -> Rows:
