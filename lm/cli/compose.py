@@ -201,7 +201,7 @@ def _in_a_line(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{group}={choice}: no such config; choose one of {choices}{advice}"
     for cause in (error, error.__cause__, error.__context__):
         key = str(getattr(cause, "full_key", None) or "")
-        if isinstance(cause, OmegaConfBaseException) and re.match(r"[a-z]", key):  # else a node without a name
+        if isinstance(cause, OmegaConfBaseException) and re.match(r"[a-z]", key):  # not <unresolvable due to ...>
             return value_mistake(next((word for word in overrides if key_of(word) == key), key), cause)
     text = " ".join(str(error).split())
     is_named = not overrides or any(key_of(word) in text for word in overrides)

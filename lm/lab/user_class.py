@@ -83,8 +83,8 @@ def blaming_classes(config: ModelConfig) -> Iterator[None]:
 def check_classes(config: ModelConfig, classes: Sequence[str], run_dir: Path) -> None:
     """Raise UserError if the settings of a model folder name a class that is not among `classes`, dotted paths.
 
-    Import nothing before, because the import of a module runs its code. Warn of a class that has changed since the run
-    of the model, because the model now computes something else.
+    Import nothing before this check, because the import of a module runs its code. Warn of a class that has changed
+    since the run of the model, because the model now computes something else.
     """
     paths = user_classes(config).values()
     if not {*paths} <= {*classes}:

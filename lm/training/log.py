@@ -178,19 +178,19 @@ def _write_line(text: str) -> None:
 
 
 def readings(run: RunConfig, data: TextData, steps: int) -> tuple[int, float]:
-    """Return how many tokens `steps` steps train on, all or those of data.overfit_batches, and how often."""
+    """Return the number of distinct tokens that `steps` steps read, and how often the steps read each of them."""
     n_tokens = min(len(data.train), run.data.overfit_batches * run.tokens_per_step or len(data.train))
     return n_tokens, steps * run.tokens_per_step / n_tokens
 
 
 def log_start(run: RunConfig, data: TextData, folder: Path, n_params: int, resume_step: int) -> None:
     """Say what begins, how often it will read its text, and which settings have no effect."""
-    n_read, epochs = readings(run, data, run.steps)
+    n_tokens, epochs = readings(run, data, run.steps)
     memorises = epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout
     usual = f"A model usually memorises a text that it reads more than {MANY_EPOCHS} times; see docs/own-text.md"
     advice = f". {usual}" if memorises else ""
-    length = f"{run.steps:,} steps read the {n_read:,} training tokens {epochs:.1f} times"
-    log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", length, advice)
+    plan = f"{run.steps:,} steps read the {n_tokens:,} training tokens {epochs:.1f} times"
+    log.info("%s: %s parameters; %s%s", folder, f"{n_params:,}", plan, advice)
     if resume_step:
         log.info("resuming from step %d", resume_step)
     if (n_steps := run.optim.warmup_steps) >= run.steps:

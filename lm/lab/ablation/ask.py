@@ -36,7 +36,7 @@ from lm.cli.compose import LOADED, compose, explaining
 from lm.config import TYPED_LENGTHS, DataConfig, RunConfig, check_init, flat, literal
 from lm.data.paths import as_started
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
-from lm.lab.ablation.folder import AblationRecord, RunReader, beside, by_key, read_record
+from lm.lab.ablation.folder import AblationRecord, RunReader, by_key, read_record, sibling
 from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
@@ -131,7 +131,7 @@ def _confirm(own: list[str]) -> tuple[list[str], list[str]]:
     if any(key_of(word).startswith("ablation") for word in own):
         expected = "no seeds, margin or tune, which the first question takes"
         raise UserError(f"confirm={folders['confirm']}: asks a question as it was, expected {expected}")
-    folder = folders.get("output_dir", Path(beside(folders["confirm"], "confirm")))
+    folder = folders.get("output_dir", sibling(folders["confirm"], "confirm"))
     if folder.resolve() == folders["confirm"].resolve():
         raise UserError(f"output_dir={folder}: holds the ablation that is to be confirmed; name another folder")
     rest = [word for word in own if key_of(word) != "output_dir"]

@@ -189,9 +189,9 @@ def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: os.path.relpath(value) if key in PATHS and value else value for key, value in described.items()}
 
 
-def beside(folder: Path, ending: str) -> str:
-    """Return a folder beside a folder: its path with `ending`. The folder may be `.`, whose path ends in no name."""
-    return os.path.relpath(f"{folder.resolve()}-{ending}")
+def sibling(folder: Path, ending: str) -> Path:
+    """Return FOLDER-ENDING, also for the folder `.`, whose path has no name at its end."""
+    return Path(os.path.relpath(f"{folder.resolve()}-{ending}"))
 
 
 def existing_record(folder: Path) -> AblationRecord | None:

@@ -39,11 +39,11 @@ from lm.lab.ablation.folder import (
     Run,
     RunFiles,
     RunReader,
-    beside,
     design_of,
     identifying,
     read_record,
     settings_of_run,
+    sibling,
 )
 from lm.lab.ablation.question import METRICS, AblateConfig, Question
 from lm.lab.ablation.results import Results
@@ -318,7 +318,7 @@ def _check_earlier(reader: RunReader, before: AblationRecord, arms: Arms) -> Non
     Their report would be overwritten, and their rows would never form pairs with those of the other code.
     """
     ended = Counter(run.arm for run in reader.ended(before.runs))
-    other = shlex.quote(f"output_dir={beside(reader.folder, 'new')}")
+    other = shlex.quote(f"output_dir={sibling(reader.folder, 'new')}")
     elsewhere = f"to ask in another folder, type {other}"
     if ended and not ended.keys() & arms.keys():
         counts = ", ".join(f"{n} of {arm}" for arm, n in ended.items())

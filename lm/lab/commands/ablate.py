@@ -44,7 +44,7 @@ def _answer(asked: AblateConfig, is_line: bool) -> int:
     if config.executor == "local" and not config.plan_only:
         warm_up()
     from lm.lab.ablation.ablate import ablate, plan_json, plan_table
-    from lm.lab.ablation.folder import beside, folder_of
+    from lm.lab.ablation.folder import folder_of, sibling
     from lm.lab.ablation.plan import Plan, Stage
     from lm.lab.ablation.report import describe
     from lm.lab.ablation.results import Results
@@ -74,6 +74,6 @@ def _answer(asked: AblateConfig, is_line: bool) -> int:
     if is_line:
         path = write_question(asked.ablation, asked.overrides, results.folder)
         if not config.json:
-            line = command_line("ablate", str(path), f"output_dir={beside(results.folder, 'edited')}")
+            line = command_line("ablate", str(path), f"output_dir={sibling(results.folder, 'edited')}")
             print(f"to ask an edited question, edit {path} and type: {line}")
     return verdict_code(results) if is_verdict else int(not results.is_whole())

@@ -47,8 +47,8 @@ def run(args: list[str]) -> None:
         if path.is_file():
             with open(path, "rb") as file:
                 begin = file.read(4096)  # empty where a process was killed
-            is_ours = begin.startswith(b"run,") if key == "csv" else TITLE.encode() in begin
-            require(is_ours or not begin, f"{key}={path}", f"a new file, or an earlier {key} of runs")
+            is_earlier = begin.startswith(b"run,") if key == "csv" else TITLE.encode() in begin
+            require(is_earlier or not begin, f"{key}={path}", f"a new file, or an earlier {key} of runs")
     every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if table is not None and config.csv != "-":  # files first: who reads the list may close it after some lines

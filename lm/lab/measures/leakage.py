@@ -62,8 +62,8 @@ def what_was_read(run_dir: Path, tokens: np.ndarray, text: DataConfig, text_hash
     directory = RunDirectory(run_dir)
     with suppress(UserError, OSError), _quiet():
         if sum(file.stat().st_size for file in _local_files(directory.data_config())) <= LARGE:
-            found = copied_share(directory.read_text().train, tokens)
-            return f"was trained on a text that holds {found:.0%} of this text" if found >= MIN_COPIED else ""
+            copied = copied_share(directory.read_text().train, tokens)
+            return f"was trained on a text that holds {copied:.0%} of this text" if copied >= MIN_COPIED else ""
     return ""
 
 
@@ -77,7 +77,7 @@ def scored_text(run: RunConfig, data: TextData) -> tuple[DataConfig, str, float]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what is said of the text of another run: a reader would take it for the text that is scored."""
+    """Hide messages about the training text of the run: a reader would take them for messages about the scored text."""
     logger = logging.getLogger("lm.data")
     before = logger.level
     logger.setLevel(logging.ERROR)
