@@ -97,6 +97,13 @@ def test_a_closed_folder_or_file_is_named(closed, open_folder):
         assert str(root / closed) in refusal("text", root)
 
 
+def test_a_link_to_nowhere_is_named(tmp_path):
+    root = write_folder(tmp_path / "texts")
+    (root / "gone.txt").symlink_to("nowhere")
+    for path in (root, root / "*.txt"):
+        assert str(root / "gone.txt") in refusal("text", path)
+
+
 UNREADABLE = [  # file, its content, and what the refusal names
     (
         "latin.txt",

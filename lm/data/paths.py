@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Any, NoReturn
 
 from lm.errors import UserError, named
@@ -54,14 +55,15 @@ def local_files(path: str, endings: tuple[str, ...] = (), key: str = "data.path"
 
     A name is relative to the folder. Hidden files and folders, `__pycache__`, runs, and folders that are links are
     left out: a link to a folder above would never end. With `endings`, a folder or glob gives only
-    files that end so, compressed or not. Raises UserError, and OSError for a closed folder.
+    files that end so, compressed or not. Raises UserError, and OSError for a closed folder or a broken link.
     """
     place = Path(path)
     if place.is_file():
         return {place.name: place}
     root = place if place.is_dir() else literal_part(place)
     paths = _walk(root) if place.is_dir() else matches(path)
-    files = sorted(file for file in paths if (not endings or extension(file) in endings) and file.is_file())
+    chosen = (file for file in paths if not endings or extension(file) in endings)
+    files = sorted(file for file in chosen if S_ISREG(file.stat().st_mode))  # is_file() would pass over a broken link
     if not files:
         kinds = " or ".join(endings) or "files"
         what = "is no regular file" if place.exists() else "no such file, folder or glob"
