@@ -73,6 +73,9 @@ def test_a_value_that_is_not_finite_is_a_run_that_diverged(value, rows_of):
     assert (contrast.verdict, contrast.undecided_by, contrast.diverged) == ("undecided", "survivors", {"b": [1]})
     lost = judged(rows_of(f"{rows}b,4,{value}\n"), None, None, False).contrasts[0]
     assert (lost.verdict, lost.diverged) == ("undecided", {"b": [4]}), "it counts without a pair"
+    started_again = f"a,0,1\na,1,1.1\na,2,1.2\nb,0,{value}\nb,1,{value}\nb,2,{value}\nb,3,0.9\n"
+    answer = judge(rows_of(f"arm,seed,value\n{started_again}"))
+    assert (answer.verdict, "no run of b trained" in answer.sentence) == ("undecided", False), "b trained at seed 3"
 
 
 def test_rows_without_a_pair_are_left_out_and_told(rows_of):

@@ -1,7 +1,7 @@
 """A verdict on the numbers of any program: rows of arm, seed and value are an ablation of which nothing else is known.
 
 A value that is not finite, empty, or NA is a run that diverged; so is one whose square is not finite. Rows of a seed
-that makes no pair are left out.
+that makes no pair are left out, except in an arm that has diverged.
 """
 
 import csv
@@ -111,17 +111,17 @@ def judged(
         equivalence_margin=margin,
     )
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
-    runs = frame_of([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
+    lost = {*rows["arm"][~(rows["value"].abs() < TOO_LARGE)]}  # all their runs count, those that trained too
+    runs = frame_of([_run(row, row["seed"] in seeds or row["arm"] in lost) for row in rows.to_dict("records")], RUN)
     results = Results(record, RunReader(folder))
     # There are no folders of runs to read.
     results.runs = runs.assign(higher_value=runs["value"])
     return results
 
 
-def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:
+def _run(row: dict[Any, Any], counts: bool) -> dict[str, Any]:
     is_finite = abs(row["value"]) < TOO_LARGE
     outcome = {"status": "done"} if is_finite else {"status": "diverged", "error": "no finite value"}
-    counts = has_pair or not is_finite  # no arm is favoured by the seeds that it survived
     about = {"purpose": REPORTED if counts else UNUSED, "factor": 1.0}
     return row | outcome | about | {"run_dir": f"{row['arm']} seed {row['seed']}"}
 
