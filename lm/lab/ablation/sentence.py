@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lm.cli.arguments import key_of
 from lm.lab.ablation.folder import ArmRecord
 from lm.lab.ablation.judge import MIN_SEEDS, Contrast, decimals, interval, sides
-from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, RUN_METRICS, Question
+from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, RUN_METRICS, SEED, Question
 from lm.lab.ablation.tuning import LADDER
 from lm.lab.report.pages import fixed, signed
 
@@ -31,8 +31,9 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
         "equivalent": f"{' and '.join(names)} are equivalent{_within(contrast)}",
         "undecided": f"{(' against ' if pair else ' compared with ').join(names)} is undecided",
     }
-    tuning = _tuning(contrast, question, [arms[name] for name in contrast.weights])
-    finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question)}", tuning]))
+    own = [arms[name] for name in contrast.weights]
+    tuning = _tuning(contrast, question, own)
+    finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question, own)}", tuning]))
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
     if tuning and question.tune is None and not contrast.failed and not question.question.startswith(AGAIN):
         n = len(question.arms) * len(question.seeds) * len(LADDER)
@@ -40,7 +41,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     return "; ".join(filter(None, parts)) + "."
 
 
-def _finding(contrast: Contrast, question: Question) -> str:
+def _finding(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -> str:
     """Return the mean difference with its interval, of losses as perplexity."""
     mean, low, high = contrast.mean_difference, contrast.ci_low, contrast.ci_high
     if contrast.untrainable:
@@ -56,6 +57,8 @@ def _finding(contrast: Contrast, question: Question) -> str:
     seeds = f"{contrast.n_seeds} seed{plural}"
     if question.metric in RUN_METRICS:
         seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
+        bases = [arm.settings.get("init_from") or SEED for arm in arms]
+        seeds += "" if all(SEED in base for base in bases) else ", from this trained model"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
     ends = f"{percent(1 - alpha)} CI {_end(contrast, low)} to {_end(contrast, high)}"
