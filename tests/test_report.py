@@ -157,7 +157,7 @@ WARNINGS = [
     (of_seeds(4), "There are only 4 seeds"),
     (
         scored(lambda i, doubled: 3.5 - 0.05 * doubled),
-        "The best value is the outermost that trains: untied (upper end).",
+        "The best value is an end of the ladder: untied (upper end).",
     ),
     (scored(lambda i, _: 3.5 + i * 37 % 11 / 1000), "No difference shows between the values of a ladder: untied."),
     (with_threads("untied"), "Two runs of a pair"),

@@ -128,7 +128,7 @@ def _lost(contrast: Contrast) -> list[str]:
 
 
 def _gains(contrast: Contrast, question: Question) -> list[str]:
-    """Return what arms may still gain where the best value is the outermost that trains."""
+    """Return what arms may still gain where the best value is an end of the ladder."""
     digits, unit = decimals(question.equivalence_margin or 0.01), METRICS[question.metric].unit
     return [
         f"{arm} may still gain {fixed(gain, digits)} {unit} beyond its best value, which the interval counts"

@@ -130,7 +130,7 @@ def _unequal_copies(record: AblationRecord) -> Iterator[tuple[str, str]]:
 def _of_ladders(results: Results) -> Iterator[Weakness]:
     ends = {arm: ladder.end for arm, ladder in results.ladders.items() if ladder.end}
     yield from _about(
-        "The best value is the outermost that trains",
+        "The best value is an end of the ladder",
         ((arm, f"{arm} ({end} end)") for arm, end in ends.items()),
         "The interval counts the slope there over one factor of two. That is an extrapolation, not a bound.",
     )
