@@ -123,7 +123,8 @@ def test_default_samples_are_of_three_places_of_the_validation_text(finished):
         assert sample["continuation"] == generate(net, tokenizer, sample["prompt"], n)
         assert sample["drawn"] == generate(net, tokenizer, sample["prompt"], n, temperature=0.8, seed=seed)
     assert not (folder / "samples.jsonl").exists()
-    assert validation_prompts(replace(data, val=np.array(tokenizer.encode("#1#\n" * 200)))) == []
+    for line, prompts in (("#1#\n", []), ("of Windows\r\n", ["of Windows"])):
+        assert validation_prompts(replace(data, val=np.array(tokenizer.encode(line * 200)))) == prompts
 
 
 # --- numbers

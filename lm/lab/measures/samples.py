@@ -73,7 +73,7 @@ def validation_prompts(data: TextData) -> list[str]:
     for quarter in (1, 2, 3):
         start = len(data.val) * quarter // 4
         text = data.tokenizer.decode(data.val[start : start + STRETCH].tolist())
-        lines = text.split("\n")[1:] or [text]  # the first line may begin in the middle of a word
+        lines = text.splitlines()[1:] or [text]  # the first line may begin in the middle of a word
         matches = (PROMPT.search(line) for line in lines)
         prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
     return prompts
