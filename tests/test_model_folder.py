@@ -267,6 +267,11 @@ def test_a_text_has_our_tokens_and_comes_back(tokenizer, tmp_path):
     assert in_page["texts"] == texts
 
 
+def test_the_prompt_of_a_page_has_its_own_characters(tmp_path):
+    page = export_page(noisy("tied", BPE.vocab_size), BPE, tmp_path, prompt="<b>\x1b\u2028</textarea>")
+    assert "&lt;b&gt;\x1b\u2028&lt;/textarea&gt;</textarea>" in page.read_text()
+
+
 @pytest.mark.slow
 def test_a_browser_opens_the_page_and_generates(finished_run, text_file, command, tmp_path):
     words = (f"run_dir={finished_run}", f"output_dir={tmp_path}/out", "title=Mine <b>", "format=page", "dtype=f32")
