@@ -175,7 +175,8 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     shutil.copy(text_file, "a_*text*<b>|.txt")
     config = Path("run/config.yaml")
     config.write_text(config.read_text().replace("text.txt", "a_*text*<b>|.txt"))
-    result = read_json(Path("run/result.json"))
+    result = read_json(Path("run/result.json")) | {"samples": [{"prompt": "\"'\nabc"}]}
+    Path("run/result.json").write_text(json.dumps(result))
     text = card("run", "out")
     data = ModelCard(text).data
     assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "text-generation", None)
@@ -186,7 +187,7 @@ def test_the_card_of_a_run(finished_run, text_file, tmp_path, monkeypatch, capsy
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     capsys.readouterr()
     exec(example, {})
-    assert capsys.readouterr().out.startswith("Once")
+    assert capsys.readouterr().out.startswith("\"'\na")
 
     Path("run/result.json").unlink()
     config.write_text(config.read_text().replace(" separator: null", ' separator: "\\n\\n"'))

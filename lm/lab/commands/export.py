@@ -51,18 +51,18 @@ def run(args: list[str]) -> None:
     assert config.dtype is not None
     net, tokenizer = load_model(run_dir, config.classes or ())
     check_weights(net)
+    prompt = tokenizer.without_unknown(next((sample["prompt"] for sample in result.get("samples", [])), ""))
     if config.format == "page":
-        place, samples = Path(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
+        place = Path(run_dir).resolve()
         run = place.parent if place.name == "model" else place
-        title, prompt = config.title or run.name, samples[0]["prompt"]
-        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
+        page = export_page(net, tokenizer, config.output_dir, config.dtype, config.title or run.name, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         return
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
         written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
     else:
-        card = partial(write_card, net=net, settings=settings, result=result)
+        card = partial(write_card, net=net, settings=settings, result=result, prompt=prompt)
         architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")

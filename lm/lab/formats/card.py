@@ -17,14 +17,20 @@ from lm.system.terminal import to_override_value
 WIDTH = 110  # columns of the command
 
 
-def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
-    """Write README.md. `settings` and `result` are config.yaml and result.json of the run, empty if there are none."""
+def write_card(
+    folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any], prompt: str = ""
+) -> None:
+    """Write README.md. `settings` and `result` are config.yaml and result.json of the run, empty if there are none.
+
+    The example continues `prompt`, whose characters the tokenizer must know.
+    """
     settings = without_secrets(flat(settings))
     sha256, start = (settings.get(f"init_record.{key}") for key in ("sha256", "path"))
     context = {
         "title": folder.resolve().name,
         "n_params": n_params(net),
         "seq_len": net.seq_len,
+        "prompt": prompt[: net.seq_len // 8],  # of up to half the context: a character may be four tokens
         "new_tokens": min(64, net.seq_len // 2),
         "settings": settings,
         "result": result,
