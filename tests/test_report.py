@@ -205,7 +205,7 @@ def test_the_page_of_a_run(text_file, tmp_path, capsys):
         f"{result['val_loss']:.4f} nats per token",
         f"n-gram {result['baselines_bpb']['ngram']:.3f}",
         *("after 4 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
-        f"python -m lm generate 'run_dir={run_dir}'",
+        f"python -m lm generate 'run_dir={run_dir}' 'def f0(x' temperature=0.8",
         result["data_hash"][:16],
         "4 (the last step has 9.5000 nats)",
         "98% of it stands in the training text too",

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.cli.train import score_table
+from lm.cli.train import beginning, score_table
 from lm.config import classes_word, flat
 from lm.errors import UserError
 from lm.folder import read_result
@@ -34,6 +34,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     if run.status == "broken":
         raise UserError(f"run_dir={run_dir}: {run.note}")
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
+    samples = _samples(run, result)
     svg = as_svg(draw_curves, curves, (result.get("best") or {}).get("step"))
     context = {
         "title": run.name,
@@ -43,7 +44,8 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "scores": score_table(result) if result else [],
         "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
         "settings": [*_settings(run, flat(dict(defaults)))],
-        "samples": _samples(run, result),
+        "prompt": shlex.quote(beginning(samples[0][0] if samples else "Once upon a time")),
+        "samples": samples,
         "facts_of_run": [*_facts(result)] if result else [],
     }
     write_text(run_dir / "report.html", render("run.html.j2", **context))
