@@ -307,6 +307,13 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page,
     page.click("#back")
     page.wait_for_selector("#back", state="hidden")
     assert page.input_value("[name=prompt]") == "def f1(x, y):\n    return x <b>"
+    page.fill("[name=max_new_tokens]", "512")
+    page.click("#prompt-form .main")
+    page.click("#stop")
+    stopped = page.locator(".token").count()
+    for view in ("runs", "prompt"):
+        page.click(f"#tab-{view}")
+    assert (page.is_hidden("#stop"), page.locator(".token").count()) == (True, stopped), "what was stopped is kept"
     page.fill("[name=top_k]", "3")
     page.click("#prompt-form .main")
     page.wait_for_selector("#message:has-text('top_k=3')")

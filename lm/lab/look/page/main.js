@@ -6,9 +6,7 @@ const answered = new Set(); // views that show the answer for the chosen models
 const [startView, ...startWords] = location.hash.slice(1).split("&");
 const startModels = new URLSearchParams(startWords.join("&"));
 
-function showError(error) {
-  if (error.name !== "AbortError") $("message").textContent = error.message;
-}
+const showError = (error) => { $("message").textContent = error.message; };
 
 async function ask(view) {
   const form = $(`${view}-form`);
@@ -18,8 +16,10 @@ async function ask(view) {
   try {
     await ANSWERS[view](form);
   } catch (error) {
-    answered.delete(view); // asked again when the view is shown again
-    showError(error);
+    if (error.name !== "AbortError") { // of Stop, whose answer stays, or of a newer question
+      answered.delete(view); // asked again when the view is shown again
+      showError(error);
+    }
   }
   form.ariaBusy = "false";
 }
