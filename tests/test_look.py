@@ -364,8 +364,13 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page, ser
 @slow
 def test_runs_are_listed_while_they_train_and_open(page, server, folder):
     opened(page, server, "runs", second="")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.evaluate("document.querySelector('.scroll').scrollTo(40, 0)")
+    page.locator(".chart").first.focus()
     write_run_dir(folder / "later", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))
     page.wait_for_selector("text=later")
+    kept = "[document.querySelector('.scroll').scrollLeft, document.activeElement.className]"
+    assert page.evaluate(kept) == [40, "chart"], "a reader of the list stays in his place"
     assert page.get_by_role("button", name="Open later").is_disabled()
     assert page.locator("#list .chart").count() == 2  # one for each text
     page.locator(".chart").first.focus()

@@ -25,7 +25,7 @@ function ticks(low, high) {
 }
 
 // curves: {name, dashes, points: [[tokens, loss]]}, with points.
-function chart(curves, { title, y, width }) {
+function chart(curves, { id, title, y, width }) {
   const { height, left, right, top, bottom } = FRAME;
   const all = curves.flatMap(({ points }) => points);
   const end = highest(all.map(([tokens]) => tokens));
@@ -51,7 +51,7 @@ function chart(curves, { title, y, width }) {
     const dash = { "stroke-width": 1.8, "stroke-dasharray": DASHES[dashes] };
     svg.append(shape("polyline", { points: places.join(" "), style: stroke, ...dash }));
   }
-  const box = el("div", { className: "chart", tabIndex: 0 }, svg);
+  const box = el("div", { id, className: "chart", tabIndex: 0 }, svg);
   addCursor(box, svg, curves, atX, width);
   return box;
 }

@@ -26,11 +26,13 @@ function listRuns(answer) {
 
 function drawRuns() {
   const focused = document.activeElement?.id;
+  const scrolled = [...$("list").querySelectorAll(".scroll")].map(({ id, scrollLeft }) => [id, scrollLeft]);
   const texts = [...new Set(runs.map((run) => run.data_hash))];
   const groups = texts.flatMap((text) => runGroup(runs.filter((run) => run.data_hash === text), texts.length > 1));
   const none = el("p", {}, "There are no runs yet. Train one: lm-lab train my.txt");
   $("list").replaceChildren(...(runs.length ? groups : [none]));
-  if (focused) $(focused)?.focus();
+  scrolled.forEach(([id, left]) => $(id)?.scrollTo(left, 0)); // a list that grows keeps what its reader sees
+  if (focused) $(focused)?.focus({ preventScroll: true });
 }
 
 // The runs of one text: their curves, in bits per byte if their tokenizers differ, and a row for each run.
@@ -40,12 +42,13 @@ function runGroup(group, isOneOfSeveral) {
   const points = (run) => run.curve.map((point) => [point[0], point[column]]).filter((point) => point[1] !== null);
   const curves = group.map((run) => ({ ...run, points: points(run) })).filter((run) => run.points.length);
   const width = Math.max(320, $("list").clientWidth);
-  const axes = { title: "Validation loss of the runs", y: `validation loss, ${unit}`, width };
+  const text = group[0].data_hash;
+  const axes = { id: `chart ${text}`, title: "Validation loss of the runs", y: `validation loss, ${unit}`, width };
   const table = el("table", {}, tableHead(), ...group.map(runRow));
   return [
     ...(isOneOfSeveral && group[0].text ? [el("h2", {}, `Text: ${group[0].text}`)] : []),
     ...(curves.length ? [chart(curves, axes)] : []),
-    el("div", { className: "scroll", tabIndex: 0 }, table),
+    el("div", { id: `table ${text}`, className: "scroll", tabIndex: 0 }, table),
   ];
 }
 
