@@ -308,4 +308,8 @@ def test_a_browser_opens_the_page_and_generates(finished_run, text_file, command
         page.wait_for_selector("#back", state="hidden")
         page.locator("#status", has_text="40 tokens, ").wait_for()
         assert page.text_content("#output") == expected
+        ids = [*map(load_model(finished_run)[1].backend.token_to_id, ("A", "ã", "<|endoftext|>"))]
+        settings = "readTokenizer(JSON.parse($('settings').textContent).tokenizer)"
+        labels = page.evaluate(f"{ids}.map((id) => named({settings}, id).label)")
+        assert labels == ["A", "<e3>", "<|endoftext|>"], "the first byte of a character is told from others"
         assert refused == []

@@ -68,9 +68,10 @@ function showCandidates(loaded, view, prompt, steps, row, temperature) {
   $("step").hidden = false;
 }
 
-function named(tokenizer, id) { // a token by itself
-  const text = new TextDecoder("utf-8", UTF8).decode(tokenBytes(tokenizer, id));
-  return { text, label: text || tokenizer.names[id] || `<${id}>` };
+function named(tokenizer, id) { // a token by itself; a part of a character shows its bytes
+  const bytes = tokenBytes(tokenizer, id), text = new TextDecoder("utf-8", UTF8).decode(bytes);
+  const spelled = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
+  return { text, label: text.replaceAll("\ufffd", "") ? text : tokenizer.names[id] || `<${spelled || id}>` };
 }
 
 async function generate(loaded) {
