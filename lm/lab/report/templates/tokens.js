@@ -32,7 +32,7 @@ function roving(box, selector, [previous, next, other], leave = () => {}) {
 
 // --- colours
 
-const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(55 * Math.min(1, Math.max(0, share)))}%, transparent)`;
+const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(50 * Math.min(1, Math.max(0, share)))}%, transparent)`;
 const unsure = (lead) => 1 - lead / 5; // 0: the token's logit lies 5 or more above the best logit of all others
 
 function scale(low, high, color) { // what the colours say
