@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +132,13 @@ def test_a_run_that_is_damaged_is_described_as_well_as_it_can_be(folder, tmp_pat
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with LookServer(lambda: folders_with(RUN_MARKS, folder)) as server:
+    with serving(lambda: folders_with(RUN_MARKS, folder)) as server:
+        yield server
+
+
+@contextmanager
+def serving(folders):
+    with LookServer(folders) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -359,6 +366,16 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page, ser
     page.select_option("#second", "char")
     page.wait_for_selector("#message:has-text('with the tokenizer of')")
     assert fits_a_phone(page)
+
+
+@slow
+def test_without_a_model_the_page_says_what_to_type(page):
+    with serving(list) as server:
+        page.goto(server.address)
+        page.click("#tab-prompt")
+        page.fill("[name=prompt]", "def f")
+        page.click("#prompt-form .main")
+        assert page.inner_text("#message") == "There is no model yet. Train one: lm-lab train my.txt"
 
 
 @slow

@@ -2,6 +2,7 @@
 
 const VIEWS = ["prompt", "attention", "text", "runs"];
 const ANSWERS = { prompt: continuePrompt, attention: showAttention, text: scoreText };
+const NO_MODEL = "There is no model yet. Train one: lm-lab train my.txt";
 const answered = new Set(); // views that show the answer for the chosen models
 const [startView, ...startWords] = location.hash.slice(1).split("&");
 const startModels = new URLSearchParams(startWords.join("&"));
@@ -10,7 +11,8 @@ const showError = (error) => { $("message").textContent = error.message; };
 
 async function ask(view) {
   const form = $(`${view}-form`);
-  $("message").textContent = "";
+  $("message").textContent = chosenModels().length ? "" : NO_MODEL;
+  if (!chosenModels().length) return;
   form.ariaBusy = "true";
   answered.add(view);
   try {
