@@ -24,6 +24,7 @@ from lm.lab.runs.find import find_runs
 from lm.lab.runs.page import write_page
 from lm.scoring import validate
 from lm.system.device import cores, count_threads, has_native_bf16
+from lm.training.log import MetricsFile
 from lm.training.loss import HAS_CHUNKED
 from lm.training.resolve import build_fabric, build_model, resolve
 from lm.training.train import train
@@ -148,6 +149,13 @@ def test_micro_batches_give_the_gradient_of_their_batch(finished, tmp_path):
     train(change(run, run_dir=str(tmp_path / "run"), prompts=[], accumulate_grad_batches=4, max_steps=1))
     (norm,) = column(tmp_path / "run", "train/grad_norm")
     assert norm == pytest.approx(column(folder, "train/grad_norm")[0], rel=1e-4)
+
+
+def test_a_number_without_a_column_is_an_error(tmp_path):
+    """Who adds a number to a row, and no column to COLUMNS, would look for it in metrics.csv in vain."""
+    metrics = MetricsFile(tmp_path / "metrics.csv")
+    with pytest.raises(ValueError, match="train/weight_norm"):
+        metrics.append(1, {"train/loss": 2.0, "train/weight_norm": 3.0})
 
 
 def test_one_batch_is_memorised_and_recited(text_file, tmp_path, caplog):

@@ -62,7 +62,10 @@ class Observer:
         """Look at the gradients after the last backward pass of a step."""
 
     def after_step(self, step: Step, row: dict[str, float]) -> None:
-        """Look at a step that was made; `row` is what is logged of the step, {} if nothing is logged."""
+        """Look at a step that was made; `row` is what is logged of the step, {} if nothing is logged.
+
+        Of the last step it is {} too, because `finish` writes the row of that step, with the final score.
+        """
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -98,7 +101,7 @@ class MetricsFile(Observer):
 
     def append(self, step: int, row: dict[str, float]) -> None:
         with open(self.path, "a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writerow({"step": step, **row})
         for logger in self.loggers:
             logger.log_metrics(row, step)
