@@ -13,6 +13,7 @@ from lm.cli.evaluate import EvaluateConfig
 from lm.cli.generate import GenerateConfig
 from lm.config import (
     HEADS,
+    OPTIMIZER_SETTINGS,
     REQUESTED,
     SOURCES,
     TOKENIZERS,
@@ -501,7 +502,7 @@ def test_every_arm_of_every_ablation_composes(name):
 
 
 def test_every_name_of_the_schemas_has_a_config():
-    for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": ("adamw", "muon"), "head": HEADS}.items():
+    for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": OPTIMIZER_SETTINGS, "head": HEADS}.items():
         assert {*names} <= {*choices(group)}
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -143,4 +144,4 @@ class Muon(AdamW):
                 matrix.grad = None  # AdamW leaves out a parameter without a gradient
 
 
-OPTIMIZERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "muon": Muon}
