@@ -88,7 +88,7 @@ def test_first_losses_of_the_shipped_variants_match_the_formulas(name):
     loss = F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()).item()
     c, s = F.cosine_similarity(net.hidden_states(tokens), net.embed(tokens), dim=-1), head.embedding_std or d**-0.5
     expected = torch.logaddexp(torch.tensor(math.log(v) + d * s**2 / 2), d * s * c).mean().item()
-    if head.kind == "untied":
+    if head.head_std is not None:
         expected = math.log(v) + d * head.head_std**2 / 2
         assert expected - math.log(v) < 0.01
     assert loss == pytest.approx(expected, rel=0.02)

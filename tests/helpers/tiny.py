@@ -20,8 +20,8 @@ HEADS = {
         name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
     ),
 }
-EVERY_HEAD = HEADS | {  # with any further kind of HEAD_SETTINGS in lm/config.py
-    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(HEAD_SETTINGS[kind], 0.5))
+EVERY_HEAD = HEADS | {  # with any further kind of HEAD_SETTINGS in lm/config.py, whose first loss is near ln V
+    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(HEAD_SETTINGS[kind], 0.01))
     for kind in KINDS
     if kind not in HEADS
 }
