@@ -74,8 +74,7 @@ class Sampling:
             descending = logits.sort(-1, descending=True).values
             cumulative = (descending / self.temperature).logcumsumexp(-1)  # log probability, up to a constant
             n_below = (cumulative < cumulative[..., -1:] + math.log(self.top_p)).sum(-1, keepdim=True)
-            least = descending.gather(-1, n_below.clamp(max=logits.shape[-1] - 1))
-            logits = logits.masked_fill(logits < least, -torch.inf)
+            logits = logits.masked_fill(logits < descending.gather(-1, n_below), -torch.inf)
         if self.min_p:
             least = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
             logits = logits.masked_fill(logits < least, -torch.inf)
