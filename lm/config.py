@@ -41,8 +41,9 @@ def unhashed(default: Any = MISSING, **options: Any) -> Any:
 
 # --- the model
 
-# Names alone, because this module imports no torch. The table of the same name (of FFNS: ACTIVATIONS) has the code of
-# each name: in model/transformer.py, model/head.py, training/loss.py.
+# Names alone, because this module imports no torch. The table of the same name (of FFNS: ACTIVATIONS, of NORM_ORDERS:
+# BLOCKS) has the code of each name: in model/transformer.py, model/head.py, training/loss.py. LINEARS has no table, but
+# `projection` in model/linear.py.
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm", "none")
 NORM_ORDERS = ("pre", "post")
