@@ -16,7 +16,7 @@ from lm.lab.ablation.execute import EXECUTORS
 from lm.lab.ablation.plan import seconds_to_go
 from lm.lab.ablation.warnings import plan_warnings
 from lm.lab.init_from.base import read_base
-from lm.system.code import code_identity
+from lm.system.code import COMPUTING, files_hash
 from lm.training.train import train
 from tests.helpers import ROOT
 from tests.helpers.ablation_folder import question
@@ -191,14 +191,14 @@ def test_a_tuned_question_begins_with_its_pilot(planner):
 def test_all_code_that_decides_a_score_is_hashed(tmp_path, monkeypatch):
     home = shutil.copytree(ROOT / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr("lm.system.code.HOME", home)
-    hash_of_code = code_identity.__wrapped__  # without its cache
-    hashes = [hash_of_code()["hash"]]
+    hash_of_code = files_hash.__wrapped__  # without its cache
+    hashes = [hash_of_code(COMPUTING)]
     for name in ("model/linear.py", "scoring.py", "folder.py"):
         with open(home / name, "a") as file:
             file.write("MORE = 1\n")
-        hashes.append(hash_of_code()["hash"])
+        hashes.append(hash_of_code(COMPUTING))
     (home / "lab/ablation/report.py").unlink()
-    assert (len({*hashes}), hash_of_code()["hash"]) == (4, hashes[-1])
+    assert (len({*hashes}), hash_of_code(COMPUTING)) == (4, hashes[-1])
 
 
 def test_a_class_of_the_users_and_its_local_helpers_are_hashed(tmp_path, monkeypatch):

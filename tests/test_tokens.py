@@ -192,6 +192,9 @@ def test_a_text_is_encoded_once_for_each_split_and_tokenizer_wherever_it_lies(so
     for config, tokenizer in ((source, BPE), (replace(source, val_fraction=0.2), BYTE)):
         prepare(replace(config, path=str(moved)), tokenizer)
     assert (len(folders(source)), len(reads)) == (3, 3)
+    monkeypatch.setattr("lm.data.tokens.files_hash", lambda patterns: "of another clone")
+    prepare(replace(source, path=str(moved)), BYTE)
+    assert (len(folders(source)), len(reads)) == (4, 4)
 
 
 def test_a_changed_text_is_read_again_also_of_the_size_and_the_times_of_before(source):

@@ -28,9 +28,9 @@ from lm.data.text import CHARACTER, MIN_COPIED, Part, Text, chunks, derived, ove
 from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, encode, load_tokenizer, sample
 from lm.errors import UserError, error_prefix
 from lm.registry import from_lab
+from lm.system.code import READING, files_hash
 from lm.system.files import json_sha256, read_json, rename_folder, scratch_folder, write_json, write_text
 
-FORMAT = 15  # version of the folder; a new version builds all folders again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 SEARCHED = 10_000_000  # training tokens that are searched for stretches of the validation text
@@ -91,7 +91,7 @@ def prepare(
     warn_of_other_formats(sources)
     states = [source.state() for source in sources]
     held_out = [config.val_fraction, config.val_max_bytes, config.fold] if len(sources) == 1 else None
-    identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, "states": states}
+    identity: dict[str, Any] = {"code": files_hash(READING), "held_out": held_out, "states": states}
     identity |= {key: getattr(config, key) for key in SELECTING}
     identity["tokenizer"] = asdict(tokenizer)
     if tokenizer.path is not None:

@@ -24,17 +24,24 @@ COMPUTING = (
     "lab/targets.py",
     "lab/sources/*.py",
 )
+# The files that decide the tokens of a text.
+READING = ("data/*.py", "lab/sources/*.py")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
-@cache
 def code_identity() -> dict[str, str]:
-    """Return the version of lm and the hash of the code that computes, comments and docstrings apart."""
+    """Return the version of lm and the hash of the code that computes."""
+    return {"version": lm.__version__, "hash": files_hash(COMPUTING)}
+
+
+@cache
+def files_hash(patterns: tuple[str, ...]) -> str:
+    """Return the hash of some files of this package, comments and docstrings apart."""
     digest = hashlib.sha256()
-    for pattern in COMPUTING:
+    for pattern in patterns:
         for path in sorted(HOME.glob(pattern)):
             digest.update(f"{path.relative_to(HOME)}\n{code_of(path.read_text(encoding='utf-8'))}\n".encode())
-    return {"version": lm.__version__, "hash": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def code_of(source: str) -> str:
