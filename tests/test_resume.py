@@ -394,10 +394,12 @@ def test_the_defaults_of_torch_that_a_notebook_has_set_change_no_run_and_no_mode
     for dtype, records in ((torch.float32, True), (torch.float64, False)):
         torch.set_default_dtype(dtype)
         try:
+            state = torch.get_rng_state()
             with torch.set_grad_enabled(records):
                 folder, scores = train(replace(run, run_dir=str(tmp_path / f"{dtype}")))
                 net, _ = load_model(folder)
             assert torch.get_default_dtype() == dtype
+            assert torch.equal(torch.get_rng_state(), state), "the notebook draws what it would have drawn"
         finally:
             torch.set_default_dtype(torch.float32)
         assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}

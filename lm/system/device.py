@@ -19,11 +19,14 @@ MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as pl
 
 @contextmanager
 def default_state() -> Iterator[None]:
-    """Let torch make fp32 tensors and record gradients, whatever a notebook has set before."""
+    """Let torch make fp32 tensors and record gradients, whatever a notebook has set before.
+
+    Afterwards the notebook draws the random numbers that it would have drawn without this context.
+    """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.random.fork_rng([]):
             yield
     finally:
         torch.set_default_dtype(dtype)
