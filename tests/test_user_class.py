@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lm.config import DataConfig, OptimConfig, RunConfig, user_classes
 from lm.data.tokenizer import byte_tokenizer
 from lm.folder import load_model, save_model
 from lm.lab.init_from.weights import copy_weights
-from lm.lab.user_class import computes_tokens_alone, import_class, try_classes
+from lm.lab.user_class import computes_tokens_alone, import_class, sources_of, try_classes
 from lm.training.optim import build_optimizer
 from tests.helpers import ROOT
 from tests.helpers.decoding import by_definition, tokens
@@ -290,6 +291,18 @@ def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
     monkeypatch.chdir(tmp_path / "here")
     assert import_class("model.linear", "shadow.Linear") is nn.Linear
+    for folder in ("elsewhere", "here"):
+        (tmp_path / f"{folder}/hidden_of_mine.py").write_text("from torch.nn import Linear\n")
+    with refused(r"^model\.linear=hidden_of_mine\.Linear: .*elsewhere/hidden_of_mine.py, which hides"):
+        import_class("model.linear", "hidden_of_mine.Linear")
+
+
+def test_a_class_without_a_file_is_refused_because_a_change_would_not_be_seen(monkeypatch):
+    notebook = ModuleType("notebook_of_mine")
+    notebook.Own = nn.Linear
+    monkeypatch.setitem(sys.modules, "notebook_of_mine", notebook)
+    with refused(r"^model\.ffn=notebook_of_mine\.Own: .*a \.py file"):
+        sources_of({"model.ffn": "notebook_of_mine.Own"})
 
 
 def test_a_fault_of_a_class_names_the_arm_that_has_it(tmp_path, monkeypatch, command):
