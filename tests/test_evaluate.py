@@ -192,6 +192,16 @@ def test_what_is_said_of_the_text_of_a_run_is_not_said_of_another_text(tmp_path,
     assert not caplog.text
 
 
+def test_a_part_of_the_text_of_a_run_before_is_recognised(place, tmp_path, caplog):
+    run = shutil.copytree(place / "a", tmp_path / "a")
+    (tmp_path / "other.txt").write_text("0123456789 " * 50)
+    config = (run / "config.yaml").read_text().replace("corpus.txt", "other.txt")
+    (run / "config.yaml").write_text(config.replace("init_from: null", f"init_from: {place}/a"))
+    (tmp_path / "part.txt").write_text(TEXT[:1500])
+    scored(tmp_path, "part.txt")
+    assert f"run_dir={run} was trained on a text that holds 98% of this text" in caplog.text
+
+
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):
     caplog.set_level("INFO")
     for name in ("one.jsonl", "two.jsonl"):
