@@ -90,7 +90,7 @@ def test_generate_in_every_way(command, finished_run, monkeypatch):
     expected = generated("prompt=def ", short)
     assert generated("prompt_file=-", short, content="def ") == generated("prompt_file=marked.txt", short) == expected
     first = generated("prompt=d", drawn, "seed=1")
-    typed = generated("interactive=true", drawn, "seed=1", content="d\nd\n")
+    typed = generated("interactive=true", drawn, "seed=1", content="\ufeffd\r\nd\r\n")
     assert typed.startswith(first)
     assert typed != first * 2, "each prompt is drawn anew"
     several = generated("prompt=d", drawn, "n_samples=2", "top_k=20", "min_p=0.01", "seed=1")

@@ -118,7 +118,7 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
 def _typed_lines() -> Iterator[str]:
     """Yield lines of standard input until the input ends. On a terminal, offer editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace", newline=None)
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses the module once it is imported
     if sys.stdin.isatty():
