@@ -237,6 +237,13 @@ def test_rows_that_a_quotation_has_joined_are_told(tmp_path, caplog):
     assert not caplog.messages
 
 
+def test_a_tsv_file_that_another_program_has_quoted_is_told(tmp_path, caplog):
+    cells = ['"', '"alone"', '""', '"" and ""', '"a "b" c"', '"He said ""hi"" twice"']
+    (tmp_path / "t.tsv").write_text("text\n" + "\n".join(cells))
+    assert texts_in("csv", tmp_path / "t.tsv") == cells
+    assert "1 cells in column text are quoted" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("begin", "kind"),
     [
@@ -254,6 +261,14 @@ def test_marks_that_would_be_learned_as_text_are_told(begin, kind, tmp_path, cap
     prepare(DataConfig(source="text", path=str(tmp_path / "t.txt"), seq_len=8), BYTE)
     told = [message for message in caplog.messages if "looks like" in message]
     assert [f"looks like {kind}" in message for message in told] == [True] * bool(kind)
+
+
+def test_a_table_among_the_files_of_a_text_is_told(tmp_path, caplog):
+    for name, size in {"README.md": 90, "package.json": 80, "train.csv": 2000}.items():
+        (tmp_path / name).write_text(f"id,text\n{'a b c ' * size}")
+    prepare(DataConfig(source="text", path=str(tmp_path), seq_len=8), BYTE)
+    (told,) = [message for message in caplog.messages if "looks like" in message]
+    assert told.startswith(f"{tmp_path}/train.csv: looks like CSV; data=csv reads"), "most of the text is in this file"
 
 
 LONG = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]  # more than a block

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import xxhash
 
-from lm.config import DataConfig
+from lm.config import TABLES, DataConfig
 from lm.data.paths import (
     BLOCK,
     COMPRESSED,
@@ -128,17 +128,19 @@ class TextFiles:
 
 
 def warn_of_other_formats(sources: Iterable[Source]) -> None:
-    """Warn of each plain text that begins like a table or a web page, whose marks would be learned as text."""
+    """Warn of a plain text whose largest file is a table or a web page: its marks would be learned as text."""
     for source in sources:
         if not isinstance(source, TextFiles):
             continue
-        begin = b""
-        with suppress(Exception), open_file(next(iter(source.files.values()))) as content:  # reading says what is wrong
+        file, begin = max(source.files.values(), key=os.path.getsize), b""
+        with suppress(Exception), open_file(file) as content:  # reading says what is wrong
             begin = content.read(256).removeprefix(codecs.BOM_UTF8)
-        if JSON.match(begin):
-            log.warning("%s: looks like JSON; data=json reads the text in a column of a table", source.place)
+        place = source.place if len(source.files) == 1 else file
+        kind = "json" if JSON.match(begin) else kind_of(str(file))
+        if kind in TABLES:
+            log.warning("%s: looks like %s; data=%s reads the text in a column of a table", place, kind.upper(), kind)
         elif MARKUP.match(begin):
-            log.warning("%s: looks like a web page, whose marks are part of the text", source.place)
+            log.warning("%s: looks like a web page, whose marks are part of the text", place)
 
 
 def state_of(files: Files, limit: float = inf) -> str:

@@ -123,6 +123,7 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
     """
     csv.field_size_limit(sys.maxsize)  # a cell may be a book
     n_long, n_like_rows = 0, 0  # cells of several lines, and those whose lines have as many cells as a row
+    n_quoted = 0  # cells of a .tsv file that another program has quoted
     is_tsv, line = extension(file) == ".tsv", 1  # at which the next row begins
     dialect: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
     with open_anywhere(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
@@ -142,6 +143,7 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
                 _, *further = row[column].split("\n")
                 n_long += bool(further)
                 n_like_rows += bool(further) and _are_rows(further, columns, column)
+                n_quoted += is_tsv and _is_quoted(row[column])
                 yield row
                 line = rows.line_num + 1
         except csv.Error as error:
@@ -150,6 +152,15 @@ def _csv_rows(file: Path | str, column: str) -> Rows:
     if n_like_rows and n_like_rows == n_long:
         advice = "if a quotation has joined rows, double each quote inside a cell"
         log.warning("%s: all %d cells of several lines in column %s look like rows; %s", file, n_long, column, advice)
+    if n_quoted:
+        advice = "their quotes are read as text: write a .tsv file with quoting=csv.QUOTE_NONE"
+        log.warning("%s: %d cells in column %s are quoted; %s", file, n_quoted, column, advice)
+
+
+def _is_quoted(cell: str) -> bool:
+    """Return whether a cell stands in quotes, and each quote inside of the cell is doubled."""
+    inside = cell[1:-1]
+    return cell[:1] == cell[-1:] == '"' and '""' in inside and '"' not in inside.replace('""', "")
 
 
 def _are_rows(lines: list[str], columns: Sequence[str], column: str) -> bool:
