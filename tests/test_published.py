@@ -30,7 +30,7 @@ def test_all_studies_are_frozen():
         read_record(DOCS / STUDIES[0])
 
 
-@pytest.mark.parametrize(("study", "text"), [("heads", ""), ("heads_30k", ", 30 kB")])
+@pytest.mark.parametrize(("study", "text"), [("heads", ""), ("heads_30k", ", 30 kB"), ("heads_10k", ", 10 kB")])
 def test_a_tuned_study_is_judged_anew_from_its_rows(study, text):
     """The page states the sentence that its rows give, and at each factor the difference from the tied head's score."""
     page = (DOCS / "heads.md").read_text()
