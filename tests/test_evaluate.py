@@ -25,7 +25,7 @@ from lm.cli.evaluate import EvaluateConfig, score
 from lm.config import DataConfig, TokenizerConfig
 from lm.data.batches import IGNORED
 from lm.data.tokenizer import byte_tokenizer
-from lm.folder import load_model
+from lm.folder import WEIGHTS, load_model, read_settings
 from lm.lab.formats.huggingface import export
 from lm.lab.measures.details import Details, frequency_bands
 from lm.training.train import train
@@ -196,10 +196,16 @@ def test_a_part_of_the_text_of_a_run_before_is_recognised(place, tmp_path, caplo
     run = shutil.copytree(place / "a", tmp_path / "a")
     (tmp_path / "other.txt").write_text("0123456789 " * 50)
     config = (run / "config.yaml").read_text().replace("corpus.txt", "other.txt")
-    (run / "config.yaml").write_text(config.replace("init_from: null", f"init_from: {place}/a"))
     (tmp_path / "part.txt").write_text(TEXT[:1500])
-    scored(tmp_path, "part.txt")
-    assert f"run_dir={run} was trained on a text that holds 98% of this text" in caplog.text
+    weights = read_settings(run / "model").sha256[WEIGHTS]
+    for base, sha256, is_known in ((place / "a", weights, True), (run, "0" * 64, False)):
+        caplog.clear()
+        start = f"init_record:\n  sha256: '{sha256}'\n  texts: []\n"
+        begun = config.replace("init_from: null", f"init_from: {base}").replace("init_record: null\n", start)
+        (run / "config.yaml").write_text(begun)
+        scored(tmp_path, "part.txt")
+        told = f"run_dir={run} was trained on a text that holds 98% of this text" in caplog.text
+        assert told == is_known, "another run may have taken the place of the run before, even this run"
 
 
 def test_a_table_and_a_mark_are_read_as_training_reads_them(place, capsys, caplog):

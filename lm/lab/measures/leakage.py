@@ -15,7 +15,7 @@ from lm.data.sources import local_states
 from lm.data.text import MIN_COPIED
 from lm.data.tokens import TextData, copied_share
 from lm.errors import UserError, reading
-from lm.folder import run_of
+from lm.folder import WEIGHTS, find_model, read_settings, run_of
 from lm.training.run_directory import RunDirectory
 
 LARGE = 100_000_000  # bytes of a training text
@@ -55,8 +55,8 @@ def has_read(run_dir: Path, text: DataConfig, text_hash: str, share: float = 1.0
 def what_was_read(run_dir: Path, tokens: np.ndarray, text: DataConfig, text_hash: str, share: float = 1.0) -> str:
     """Return what a run has read of a text that scores a model, with tokens (n,); empty if the run has read nothing.
 
-    Stretches of the text are searched in the training text of the run and of each run before it, unless that training
-    text is gone, or so large that its encoding might take minutes. `share` is as in `has_read`.
+    Stretches of the text are searched in the training text of the run and of each run before it, unless that run or
+    its training text is gone, or the text so large that its encoding might take minutes. `share` is as in `has_read`.
     """
     if has_read(run_dir, text, text_hash, share):
         return "may have been trained on a part of this text"
@@ -67,10 +67,12 @@ def what_was_read(run_dir: Path, tokens: np.ndarray, text: DataConfig, text_hash
             copied = copied_share(directory.read_text().train, tokens)
             if copied >= MIN_COPIED:
                 return f"was trained on a text that holds {copied:.0%} of this text"
-    if not saved.get("init_from"):
-        return ""
-    before = run_of(as_started(run_dir, saved["started_in"], saved["init_from"]))
-    return what_was_read(before, tokens, text, text_hash, share)
+    if start := saved.get("init_record"):
+        base = as_started(run_dir, saved["started_in"], saved["init_from"])
+        with suppress(UserError, OSError):
+            if read_settings(find_model(base)[0]).sha256[WEIGHTS] == start["sha256"]:  # else another run lies there now
+                return what_was_read(run_of(base), tokens, text, text_hash, share)
+    return ""
 
 
 def scored_text(run: RunConfig, data: TextData) -> tuple[DataConfig, str, float]:
