@@ -291,15 +291,18 @@ def test_a_module_of_the_current_folder_and_what_hides_it(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
     monkeypatch.chdir(tmp_path / "here")
     assert import_class("model.linear", "shadow.Linear") is nn.Linear
-    for folder in ("elsewhere", "here"):
-        (tmp_path / f"{folder}/hidden_of_mine.py").write_text("from torch.nn import Linear\n")
-    with refused(r"^model\.linear=hidden_of_mine\.Linear: .*elsewhere/hidden_of_mine.py, which hides"):
-        import_class("model.linear", "hidden_of_mine.Linear")
+    (tmp_path / "here/package_of_mine").mkdir()
+    for hiding, hidden in (("hidden_of_mine", "hidden_of_mine"), ("package_of_mine", "package_of_mine/__init__")):
+        (tmp_path / f"elsewhere/{hiding}.py").touch()
+        (tmp_path / f"here/{hidden}.py").write_text("from torch.nn import Linear\n")
+        with refused(rf"^model\.linear={hiding}\.Linear: .*elsewhere/{hiding}.py hides {hidden}.py"):
+            import_class("model.linear", f"{hiding}.Linear")
 
 
-def test_a_class_without_a_file_is_refused_because_a_change_would_not_be_seen(monkeypatch):
+@pytest.mark.parametrize("names", [{}, {"__file__": "<stdin>"}])
+def test_a_class_without_a_file_is_refused_because_a_change_would_not_be_seen(names, monkeypatch):
     notebook = ModuleType("notebook_of_mine")
-    notebook.Own = nn.Linear
+    vars(notebook).update(names, Own=nn.Linear)
     monkeypatch.setitem(sys.modules, "notebook_of_mine", notebook)
     with refused(r"^model\.ffn=notebook_of_mine\.Own: .*a \.py file"):
         sources_of({"model.ffn": "notebook_of_mine.Own"})

@@ -37,21 +37,22 @@ log = logging.getLogger(__name__)
 def import_class(key: str, path: str) -> type[nn.Module]:
     """Return the class at the dotted path that the setting `key` names, such as `torch.nn.Linear`.
 
-    Search the current folder last. Raises UserError if the path leads to no subclass of nn.Module, or to another file
-    than the file of this name in the current folder.
+    Search the current folder last. Raises UserError if the path leads to no subclass of nn.Module, or if another file
+    hides the module of this name in the current folder.
     """
     module, _, name = path.rpartition(".")
     if not {"", os.getcwd()} & {*sys.path}:
         sys.path.append(os.getcwd())
     try:
-        cls = getattr(importlib.import_module(module), name)
+        file = getattr(importlib.import_module(module), "__file__", None)
+        for here in (Path(*module.split("."), "__init__.py"), Path(*module.split(".")).with_suffix(".py")):
+            if file and here.exists() and not here.samefile(file):
+                raise ImportError(f"{file} hides {here} of the current folder; rename one")
+        cls = getattr(sys.modules[module], name)
     except Exception as error:  # importing a module runs its code
         raise UserError(f"{key}={path}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise UserError(f"{key}={path}: is no class of modules; expected a subclass of torch.nn.Module")
-    here, file = Path(*module.split(".")).with_suffix(".py"), getattr(sys.modules[module], "__file__", None)
-    if file and here.exists() and not here.samefile(file):
-        raise UserError(f"{key}={path}: is a class of {file}, which hides {here} of the current folder; rename one")
     return cls
 
 
@@ -171,8 +172,8 @@ def sources_of(classes: Mapping[str, str]) -> dict[str, str | None]:
     files: dict[str, str | None] = {}
     for key, dotted in classes.items():
         for module in {import_class(key, dotted).__module__, dotted.rpartition(".")[0]}:
-            source = getattr(sys.modules[module], "__file__", None)
-            if source is None:  # of a notebook: a change of the class would not be seen
+            source = str(getattr(sys.modules[module], "__file__", None))
+            if not Path(source).is_file():  # of a notebook, or <stdin>: a change of the class would not be seen
                 raise UserError(f"{key}={dotted}: is in no file; write the class into a .py file")
             is_source = source.endswith(".py")
             files |= {module: source, **_local_imports(module)} if is_source else {module: None}
