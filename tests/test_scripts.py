@@ -93,6 +93,9 @@ def test_generate_in_every_way(command, finished_run, monkeypatch):
     typed = generated("interactive=true", drawn, "seed=1", content="\ufeffd\r\nd\r\n")
     assert typed.startswith(first)
     assert typed != first * 2, "each prompt is drawn anew"
+    terminal = type("Terminal", (io.BytesIO,), {"isatty": lambda self: True})
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(terminal("dé\n".encode("latin-1")), "latin-1"))
+    assert "prompt> dé" in command("generate", "run_dir=a run", "interactive=true", short)[1], "its own encoding"
     several = generated("prompt=d", drawn, "n_samples=2", "top_k=20", "min_p=0.01", "seed=1")
     assert re.match(r"=== sample 1 of 2\nd(.|\n)*\n=== sample 2 of 2\nd", several)
     _, out, errors = command("generate", "run_dir=[a run,a run/model]", "prompt=d", short, "top=2")

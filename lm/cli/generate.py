@@ -117,15 +117,17 @@ def _prompts(config: GenerateConfig) -> Iterator[str]:
 
 def _typed_lines() -> Iterator[str]:
     """Yield lines of standard input until the input ends. On a terminal, offer editing and a history."""
+    is_terminal = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace", newline=None)
+        encoding = None if is_terminal else "utf-8-sig"  # a terminal keeps its own
+        sys.stdin.reconfigure(encoding=encoding, errors="replace", newline=None)
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses the module once it is imported
-    if sys.stdin.isatty():
+    if is_terminal:
         print("Each line is a prompt. Ctrl-D ends.", file=sys.stderr)
     with suppress(EOFError):
         while True:
-            yield input("prompt> " if sys.stdin.isatty() else "")
+            yield input("prompt> " if is_terminal else "")
 
 
 def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, sampling: dict[str, Any]) -> None:
