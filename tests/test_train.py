@@ -126,6 +126,8 @@ def test_default_samples_are_of_three_places_of_the_validation_text(finished):
     assert not (folder / "samples.jsonl").exists()
     for line, prompts in (("#1#\n", []), ("of Windows\r\n", ["of Windows"])):
         assert validation_prompts(replace(data, val=np.array(tokenizer.encode(line * 200)))) == prompts
+    short = validation_prompts(replace(data, val=np.array(tokenizer.encode("Once upon a time\r\n"))))
+    assert (len(short) > 0, "\r" in "".join(short)) == (True, False)
 
 
 # --- numbers

@@ -72,8 +72,7 @@ def validation_prompts(data: TextData) -> list[str]:
     prompts: list[str] = []
     for quarter in (1, 2, 3):
         start = len(data.val) * quarter // 4
-        text = data.tokenizer.decode(data.val[start : start + STRETCH].tolist())
-        lines = text.splitlines()[1:] or [text]  # the first line may begin in the middle of a word
-        matches = (PROMPT.search(line) for line in lines)
+        lines = data.tokenizer.decode(data.val[start : start + STRETCH].tolist()).splitlines()
+        matches = map(PROMPT.search, lines[1:] or lines)  # the first line may begin in the middle of a word
         prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
     return prompts
