@@ -1,9 +1,10 @@
 """Tokens on disk.
 
 A text is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
-folder of the cache. The name of the folder is the hash of the settings and of the content of the source, wherever the
-source lies. `prepare` writes a scratch folder and renames the scratch folder into place, so that processes may build a
-folder at once. `prepare` compares the checksum when it opens the folder, and builds a damaged folder again.
+folder of the cache. The name of the folder is the hash of the settings, of the content of the source, wherever the
+source lies, and of the code in READING. `prepare` writes a scratch folder and renames the scratch folder into place, so
+that processes may build a folder at once. `prepare` compares the checksum when it opens the folder, and builds a
+damaged folder again.
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
