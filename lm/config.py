@@ -84,14 +84,14 @@ class ModelConfig:
     position: str = "rope"  # rope, learned, none, or the dotted path of a class
     qk_norm: bool = False  # whether queries and keys of each head are normalised by `norm`
     bias: bool = False  # whether projections and LayerNorms have a bias; the LM head never has one
-    attention_bias: bool | str | None = None  # bias of q, k, v, o; qkv: not of o; null: `bias`
+    attention_bias: bool | str | None = None  # whether q, k, v, o have a bias; qkv: all but o; null: `bias`
     dropout: float = 0.0  # dropout rate of embeddings, attention weights, and both branches
     linear: str = "linear"  # linear, lora, or the dotted path of a class like torch.nn.Linear
     lora_rank: int | None = None  # rank of the adapters of linear=lora; null: 8
     lora_alpha: float | None = None  # scale of the adapters, alpha / rank; null: 16
     lora_targets: list[str] | None = None  # projections that have an adapter; null: all
     rope_theta: float = 10000.0  # base of RoPE's wavelengths; lower values suit short contexts
-    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE; null: none
+    rope_scaling: list[float] | None = None  # [factor, low, high, context], as in Llama 3; null: none
     previous_token_init: int = 0  # number of first layers whose heads start on previous tokens
     vocab_rows: int | None = None  # rows of the embedding; null: one for each token
     residual_scale: float | None = None  # factor of initial o_proj, down_proj; null: 1/sqrt(2 n_layers)

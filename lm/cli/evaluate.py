@@ -1,9 +1,9 @@
 """Score a model: lm-lab evaluate [RUN] [FILE] [data=text data.path=FILE]
 
-Without a text, the validation text of the run is scored; with one, all of the text, in windows as long
-as the model's context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a
-glob several texts. details=true adds the loss by the target and by its frequency. document_mask=true scores
-each document without the documents before it; the default is as in training. The table goes to standard
+Without a text, the command scores the validation text of the run; with a text, all of this text. Windows are
+as long as the model's context. run_dir=[RUN1,RUN2] or a glob scores several runs, texts=[FILE1,FILE2] or a
+glob several texts. details=true adds the loss by target and by the frequency of the target. document_mask=true
+scores each document without the documents before it; the default is as in training. The table goes to standard
 error, the same numbers as JSON to standard output.
 """
 

@@ -2,7 +2,7 @@
 
 The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (- is standard input).
 Standard output is the prompt and its continuation. run_dir=[RUN1,RUN2] or a glob lets several runs
-continue it. top=5 shows the likeliest next tokens of each step on standard error.
+continue the prompt. top=5 shows the likeliest next tokens of each step on standard error.
 """
 
 import io

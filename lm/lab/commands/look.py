@@ -1,8 +1,8 @@
 """Look at runs in a browser: lm-lab look run_dir=RUN, run_dir=[RUN1,RUN2] or folder=runs
 
-A page on an address of this machine alone, which is printed and opened in the browser if there is one: continuations
-token by token with their candidates, what each head attends to, the loss of each token of a text, and the runs with
-their curves, also while they train. Ctrl-C ends it.
+The command prints the address of a page on this machine alone, and opens the page in the browser if there is one. The
+page shows continuations token by token with their candidates, what each head attends to, the loss of each token of a
+text, and the runs with their curves, also while they train. Ctrl-C ends the command.
 """
 
 import os

@@ -1,9 +1,9 @@
 """List runs with what differs between them: lm-lab runs [FOLDER] [where=QUERY] [sort=KEY]
 
-FOLDER holds runs at any depth, as runs/ (the default) or the folder of an ablation does. Settings that are equal in all
-runs of a text are left out, and on a terminal columns that do not fit. where= is a query of pandas, in which a name has
-_ for a dot: 'where=head_name == "tied" and val_loss < 3.1'. sort=-val_loss descends. plot=FILE.svg draws the curves of
-the listed runs, csv=FILE (- is standard output) writes every result.
+FOLDER holds runs at any depth, as runs/ (the default) or the folder of an ablation does. The list leaves out settings
+that are equal in all runs of a text, and on a terminal also columns that do not fit. where= is a query of pandas, in
+which a name has _ for a dot: 'where=head_name == "tied" and val_loss < 3.1'. sort=-val_loss sorts in descending order.
+plot=FILE.svg draws the curves of the listed runs, csv=FILE (- is standard output) writes every result.
 """
 
 import shutil
