@@ -119,7 +119,7 @@ def _typed_lines() -> Iterator[str]:
     """Yield lines of standard input until the input ends. On a terminal, offer editing and a history."""
     is_terminal = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
-        encoding = None if is_terminal else "utf-8-sig"  # a terminal keeps its own
+        encoding = None if is_terminal else "utf-8-sig"  # a terminal keeps its own encoding
         sys.stdin.reconfigure(encoding=encoding, errors="replace", newline=None)
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses the module once it is imported

@@ -45,9 +45,9 @@ def import_class(key: str, path: str) -> type[nn.Module]:
         sys.path.append(os.getcwd())
     try:
         file = getattr(importlib.import_module(module), "__file__", None)
-        for here in (Path(*module.split("."), "__init__.py"), Path(*module.split(".")).with_suffix(".py")):
-            if file and here.exists() and not here.samefile(file):
-                raise ImportError(f"{file} hides {here} of the current folder; rename one")
+        for own_file in (Path(*module.split("."), "__init__.py"), Path(*module.split(".")).with_suffix(".py")):
+            if file and own_file.exists() and not own_file.samefile(file):
+                raise ImportError(f"{file} hides {own_file} of the current folder; rename one of the two files")
         cls = getattr(sys.modules[module], name)
     except Exception as error:  # importing a module runs its code
         raise UserError(f"{key}={path}: {type(error).__name__}: {error}") from error

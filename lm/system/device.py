@@ -21,7 +21,7 @@ MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as pl
 def default_state() -> Iterator[None]:
     """Let torch make fp32 tensors and record gradients, whatever a notebook has set before.
 
-    Afterwards the notebook draws the random numbers that it would have drawn without this context, on the CPU.
+    The random numbers that the notebook draws afterwards on the CPU are the same as without this context.
     """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)

@@ -64,7 +64,7 @@ class Observer:
     def after_step(self, step: Step, row: dict[str, float]) -> None:
         """Look at a step that was made; `row` is what is logged of the step, {} if nothing is logged.
 
-        Of the last step it is {} too, because `finish` writes the row of that step, with the final score.
+        The row of the last step is {} too, because `finish` writes that row, with the final score.
         """
 
 

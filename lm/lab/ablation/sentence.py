@@ -31,9 +31,11 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
         "equivalent": f"{' and '.join(names)} are equivalent{_within(contrast)}",
         "undecided": f"{(' against ' if pair else ' compared with ').join(names)} is undecided",
     }
-    own = [arms[name] for name in contrast.weights]
-    tuning = _tuning(contrast, question, own)
-    finding = ", ".join(filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question, own)}", tuning]))
+    compared = [arms[name] for name in contrast.weights]
+    tuning = _tuning(contrast, question, compared)
+    finding = ", ".join(
+        filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question, compared)}", tuning])
+    )
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
     if tuning and question.tune is None and not contrast.failed and not question.question.startswith(AGAIN):
         n = len(question.arms) * len(question.seeds) * len(LADDER)
@@ -57,8 +59,9 @@ def _finding(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) 
     seeds = f"{contrast.n_seeds} seed{plural}"
     if question.metric in RUN_METRICS:
         seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
-        bases = [arm.settings.get("init_from") or SEED for arm in arms]
-        seeds += "" if all(SEED in base for base in bases) else ", from this trained model"
+        bases = [base for arm in arms if (base := arm.settings.get("init_from"))]
+        if any(SEED not in base for base in bases):  # else each seed has a base of its own
+            seeds += ", from this trained model"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
     ends = f"{percent(1 - alpha)} CI {_end(contrast, low)} to {_end(contrast, high)}"

@@ -18,7 +18,7 @@ async function ask(view) {
   try {
     await ANSWERS[view](form);
   } catch (error) {
-    if (error.name !== "AbortError") { // of Stop, whose answer stays, or of a newer question
+    if (error.name !== "AbortError") { // Stop, whose answer stays, or a newer question ended this question
       answered.delete(view); // asked again when the view is shown again
       showError(error);
     }
