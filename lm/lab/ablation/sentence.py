@@ -33,9 +33,8 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     }
     compared = [arms[name] for name in contrast.weights]
     tuning = _tuning(contrast, question, compared)
-    finding = ", ".join(
-        filter(None, [f"{verdict[contrast.verdict]}: {_finding(contrast, question, compared)}", tuning])
-    )
+    finding = f"{verdict[contrast.verdict]}: {_finding(contrast, question, compared)}"
+    finding = f"{finding}, {tuning}" if tuning else finding
     parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
     if tuning and question.tune is None and not contrast.failed and not question.question.startswith(AGAIN):
         n = len(question.arms) * len(question.seeds) * len(LADDER)

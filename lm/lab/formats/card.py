@@ -30,9 +30,7 @@ def write_card(
         "title": folder.resolve().name,
         "n_params": n_params(net),
         "seq_len": net.seq_len,
-        "prompt": prompt[
-            : net.seq_len // 8
-        ],  # at most half of the context, because a character has at most four tokens
+        "prompt": prompt[: net.seq_len // 8],  # half of the context, if each character has four tokens
         "new_tokens": min(64, net.seq_len // 2),
         "settings": settings,
         "result": result,
