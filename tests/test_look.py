@@ -238,6 +238,8 @@ def test_a_page_gets_its_answer_while_another_one_streams(server):
     assert not rows.isclosed()
     connection.close()  # before the end, as a page that is closed
     assert ask(server, "GET", "/runs")[0] == 200
+    _, rows = stream(server.server_port, runs=["tied"], prompt=PROMPT, max_new_tokens=2)
+    assert [json.loads(line).get("end") for line in rows] == [None, None, True]
 
 
 def test_a_port_that_is_taken_is_refused(server, folder, command):

@@ -68,6 +68,7 @@ class _Prompt(_Question):
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
         yield from continuations(models, self.prompt, self.max_new_tokens, sampling)
+        yield {"end": True}  # a connection that breaks looks like its end
 
 
 @dataclass(kw_only=True)

@@ -18,10 +18,13 @@ async function* streamed(route, question, signal) {
   let rest = "";
   while (true) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("The server stopped before the answer was complete");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
-    yield* lines.map((line) => JSON.parse(line));
+    for (const row of lines.map((line) => JSON.parse(line))) {
+      if (row.end) return;
+      yield row;
+    }
   }
 }
 
