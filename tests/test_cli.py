@@ -122,8 +122,10 @@ MISTAKES = """
     generate run_dir=x my.txt -> prompt_file=my.txt
     generate prompt=x -> error: run_dir: there is no finished run
     generate prompt=x b -> second prompt
+    generate runs/yuong hello -> runs/yuong: no such run; did you mean prompt=runs/yuong?
     generate run_dir=x -> prompt_file=FILE
     generate . ROMEO: -> run_dir=.
+    generate run_dir=absent runs/yuong -> run_dir=absent
     generate run_dir=absent -- -hello -> absent
     generate run_dir=. prompt_file=absent -> absent
     generate run_dir=. prompt_file=latin.txt -> latin.txt
