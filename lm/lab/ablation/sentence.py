@@ -58,9 +58,9 @@ def _finding(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) 
     seeds = f"{contrast.n_seeds} seed{plural}"
     if question.metric in RUN_METRICS:
         seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
-        bases = [base for arm in arms if (base := arm.settings.get("init_from"))]
-        if any(SEED not in base for base in bases):  # else each seed has a base of its own
-            seeds += ", from this trained model"
+        bases = {base for arm in arms if (base := arm.settings.get("init_from")) and SEED not in base}
+        if bases:  # the same for all seeds
+            seeds += ", from this trained model" if len(bases) == 1 else ", from these trained models"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"
     ends = f"{percent(1 - alpha)} CI {_end(contrast, low)} to {_end(contrast, high)}"
