@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm.cli.compose import run_config as run_config
     from lm.config import HeadConfig as HeadConfig
     from lm.config import ModelConfig as ModelConfig
     from lm.data.tokenizer import Tokenizer as Tokenizer
@@ -46,6 +47,7 @@ _MODULES = {
     "linear": "lm.model.linear",
     "load_model": "lm.folder",
     "load_tokenizer": "lm.data.tokenizer",
+    "run_config": "lm.cli.compose",
     "stream": "lm.decoding",
     "train": "lm.training.train",
 }

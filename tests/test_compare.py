@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
 
-from lm import compare
+from lm import compare, run_config
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.lab.ablation.ask import (
@@ -52,6 +53,20 @@ def test_the_values_become_arms_and_the_first_is_the_baseline():
     assert list(question_in_a_line("head=tied,untied")["arms"]) == ["tied", "untied"]
     assert question_in_a_line("tokenizer=byte,char")["metric"] == "val_bpb"
     assert [*question_in_a_line(f"data.path=/a/{'x' * 40},/b/{'x' * 40}")["arms"]] == ["path-0", "path-1"]
+
+
+def test_python_configures_a_run_as_the_command_does_also_in_a_hydra_application(at_home):
+    Path("conf").mkdir()
+    Path("conf/config.yaml").write_text("own: 1")
+    with hydra.initialize_config_dir(str(Path("conf").resolve()), version_base="1.3"):
+        run = run_config(Path("my.txt"), "head=untied")
+        assert hydra.compose("config").own == 1, "the application has its own configs again"
+        with refused("^sead: no such key"):
+            run_config("my.txt", "sead=1")
+    assert (run.data.path, run.head.name, run.tokenizer.kind) == ("my.txt", "untied", "char")
+    assert run == run_config("my.txt", "experiment=chars_10k", "head=untied")
+    with refused("^-m: expected a text and settings"):
+        run_config("-m", "my.txt", "seed=0,1")
 
 
 def test_digits_of_a_path_stay_as_typed_in_an_arm(at_home):

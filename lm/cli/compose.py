@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, key_of, value_mistake
+from lm.cli.arguments import CONFIGS, CONTINUED, GROUPS, hydra_words, key_of, kinds_of, value_mistake
 from lm.config import TYPED_LENGTHS, ModelConfig, RunConfig, build, literal, user_classes
 from lm.errors import UserError, error_prefix, require
 from lm.registry import from_lab
@@ -74,15 +74,43 @@ def run_hydra(
 def compose(name: str, overrides: Sequence[str], schema: Any) -> Any:
     """Return configs/NAME.yaml with overrides as a dataclass. Raises UserError."""
     import hydra
-    from hydra.core.global_hydra import GlobalHydra
 
     register(name, schema)
-    with ExitStack() as stack:
-        if not GlobalHydra.instance().is_initialized():
-            stack.enter_context(hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"))
+    with _hydra_of_configs():
         with explaining(overrides):
             config = hydra.compose(name, [*overrides])
         return to_dataclass(config, overrides, schema)
+
+
+def run_config(*words: str | Path) -> RunConfig:
+    """Return the configuration of a run from the words of the command: run_config("my.txt", "head=untied").
+
+    The size of the text chooses a recipe, as in the command. Raises UserError.
+    """
+    typed = [*map(str, words)]
+    flags = [word for word in typed if word.startswith("-")]
+    require(not flags, " ".join(flags), "a text and settings, because flags are for the command")
+    run: RunConfig = compose("train", hydra_words(typed, kinds_of(RunConfig)), RunConfig)
+    return run
+
+
+@contextmanager
+def _hydra_of_configs() -> Iterator[None]:
+    """Let Hydra compose the files of configs/, also inside an application of the user that has configs of its own."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    outer = GlobalHydra.instance().hydra
+    places = outer.config_loader.get_search_path().get_path() if outer else []
+    if str(CONFIGS) in [str(place.path).removeprefix("file://") for place in places]:  # of a command, with --config-dir
+        yield
+        return
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: Any) -> Any:
