@@ -174,7 +174,7 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at
     assert code == 0, said
     assert re.findall("^d_ff=32 .*", shown, re.M) == [sentence], "the file asks the same question"
     path.write_text(path.read_text() + "# mine\n")
-    again = compare("model.d_ff=16,32", text="my.txt", seeds=1, margin=0.5, overrides=TINY)
+    again = compare("model.d_ff=16,32", text="my.txt", seeds=range(1), margin=0.5, overrides=TINY)
     assert (again.folder, again.verdict) == (answer.folder, "undecided"), "one pair has no interval"
     assert path.read_text().endswith("# mine\n"), "what was edited stays"
     assert write_question(replace(asked_by("model.d_ff=16,32").ablation, name=path.stem), [], path.parent) != path

@@ -1,6 +1,6 @@
 """The one-line comparison and the judge in Python: compare("model.dropout=0,0.2", text="my.txt").verdict"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -35,7 +35,7 @@ class Answer:
 def compare(
     change: str,
     text: str | Path | None = None,
-    seeds: int = SEEDS,
+    seeds: int | Iterable[int] = SEEDS,
     margin: float | None = None,
     overrides: Sequence[str] = (),
     output_dir: str | Path | None = None,
@@ -44,16 +44,17 @@ def compare(
     """Train every value of a setting at every seed, in pairs, and judge the others against the first.
 
     `change` is a setting of train with its values; `text` a file, folder, glob or address, without which the default
-    text is read; `margin` the smallest difference that matters, without which it is 1 % of perplexity; `overrides` are
-    settings of train for all; `tune` scores each value at its own best learning rate. What is finished in the folder is
-    not run again. Runs are made in other processes, so a script calls it below `if __name__ == "__main__":`. Raises
-    UserError.
+    text is read; `seeds` how many seeds, or these; `margin` the smallest difference that matters, without which it is
+    1 % of perplexity; `overrides` are settings of train for all; `tune` scores each value at its own best learning
+    rate. What is finished in the folder is not run again. Runs are made in other processes, so a script calls it below
+    `if __name__ == "__main__":`. Raises UserError.
     """
     from lm import results as frames
     from lm.lab.ablation.ablate import ablate
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
-    own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
+    listed = seeds if isinstance(seeds, int) else [*map(int, seeds)]
+    own = {"seeds": listed, "margin": margin, "tune": tune, "output_dir": output_dir}
     typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
     typed += [] if text is None else [str(text)]
     asked = compose("ablate", question_words(typed)[0], AblateConfig)
