@@ -66,6 +66,7 @@ def near(spec):
 # --- what is missing is made, and nothing else
 
 
+@pytest.mark.slow
 def test_what_is_missing_or_failed_is_made_and_nothing_else(lab, instantly, capsys):
     """Whatever became of the runs of an earlier call."""
     ends = {("tied", 1): math.nan, ("untied", 1): "failed", ("untied", 2): "killed"}

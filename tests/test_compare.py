@@ -159,6 +159,7 @@ def test_in_a_file_a_word_is_a_list_of_one_and_a_number_of_seeds_their_list(tmp_
     assert (asked.overrides, asked.equivalence_margin) == (["trainer.max_steps=4"], 0.1)
 
 
+@pytest.mark.slow
 def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at_home):
     code, shown, said = command("ablate", "model.d_ff=16,32", "my.txt", "seeds=3", "margin=0.5", *TINY)
     assert code == 0, said

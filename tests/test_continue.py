@@ -249,6 +249,7 @@ def test_without_a_checkpoint_the_same_weights_are_needed(home, untied, tmp_path
     assert scores["val_loss"] == expected["val_loss"]
 
 
+@slow
 def test_what_the_loaded_model_cannot_do_is_named(home, untied, tmp_path):
     base, new = home / "tied", f"run_dir={tmp_path / 'new'}"
     (tmp_path / "other").write_text("é" * 2000)

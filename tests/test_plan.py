@@ -278,6 +278,7 @@ def test_each_seed_continues_the_model_of_its_seed(lab, monkeypatch):
         shutil.rmtree(lab.root / "bases/seed2")
 
 
+@pytest.mark.slow
 def test_a_base_that_has_read_the_validation_text_is_refused_or_told(lab, caplog):
     train_base(lab, 0, "data.fold=0")
     start = f"init_from={lab.root}/bases/seed0"
