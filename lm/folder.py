@@ -70,7 +70,7 @@ def newest_run(folder: Path, finished: bool = True) -> Path | None:
     times: list[tuple[float, Path]] = []
     for path in folders_with(("ablation.json", "config.yaml"), folder).values():
         result, metrics = path / "result.json", path / "metrics.csv"
-        if is_run(path) and not (path / "ablation.json").exists() and result.exists() == finished:
+        if is_run(path) and result.exists() == finished:
             last = result if finished else metrics if metrics.exists() else path / "config.yaml"
             times.append((last.stat().st_mtime, path))
     return max(times)[1] if times else None

@@ -284,12 +284,12 @@ def code_of_run(model: ModelConfig) -> dict[str, str]:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a samples.jsonl, or [] if there is no file. Other lines are left out."""
+    """Return the whole lines of a samples.jsonl, or [] if there is no file."""
     rows = []
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         with suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and {"step", "samples"} <= row.keys()]
+    return rows
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -174,7 +174,7 @@ def next_runs(plan: Plan, tries: Mapping[str, int] = MappingProxyType({})) -> St
         for run_dir in asked
         if status[run_dir] in ("failed", "killed") and tries.get(run_dir, 0) < MAX_TRIES
     ]
-    todo = again or [spec for spec in missing if spec.purpose == PILOT or spec.seed in seeds[:n_now]]
+    todo = again or [spec for spec in missing if spec.seed in seeds[:n_now]]
     n_of_ladder = len(LADDER) * len(seeds) - len(AROUND) * min(PILOT_SEEDS, len(seeds))  # beside what the pilot makes
     n_open_ladders = len(plan.arms) - len(rungs)
     return Stage(todo, [*again, *missing], _with_runs(plan, asked), n_of_ladder * n_open_ladders)

@@ -118,8 +118,7 @@ class Results:
 
     def answers(self) -> list[Contrast]:
         """Return the comparisons that answer the question: the primary ones, and weighted sums."""
-        chosen = [contrast for contrast in self.comparisons if contrast.family != "secondary"]
-        return chosen or self.comparisons
+        return [contrast for contrast in self.comparisons if contrast.family != "secondary"]
 
     @property
     def ci(self) -> str:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm.config import TokenizerConfig, literal, user_classes
 from lm.errors import UserError, error_prefix, reading
-from lm.folder import TOKENIZER, WEIGHTS, ModelSettings, model_folder, read_result, read_settings
+from lm.folder import TOKENIZER, WEIGHTS, ModelSettings, model_folder, read_result, read_settings, run_of
 from lm.system.files import is_run, read_json, sha256
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def read_base(init_from: str) -> Base:
     if sha256(path) != settings.sha256[TOKENIZER]:
         raise UserError(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = _training_of(folder)
-    if folder.name == "model" and is_run(folder.parent) and not (folder.parent / "result.json").exists():
+    if is_run(run := run_of(folder)) and not (run / "result.json").exists():
         _warn_once("init_from=%s: is unfinished; this is its model when it was stopped", init_from)
     return Base(
         folder=folder,
