@@ -112,6 +112,8 @@ def test_commas_part_the_texts_of_a_sweep_alone(folder):
     assert words[2:] == ["data=text", "data.path='2024_01','2024_02'"]
     with refused(r"^data\.path=2024_01,2024_02: "):
         recipe_for(sweep)
+    for each_its_own in ("run_dir=r/${seed}", "run_dir=null", "run_dir=a,b"):  # one directory for all is refused
+        assert hydra_words(["-m", "seed=0,1", each_its_own], KINDS)
 
 
 def test_a_run_that_is_to_overfit_gets_no_recipe_and_null_is_no_length_and_no_base(folder):

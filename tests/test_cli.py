@@ -122,6 +122,7 @@ MISTAKES = """
     generate run_dir=x my.txt -> prompt_file=my.txt
     generate prompt=x -> error: run_dir: there is no finished run
     generate prompt=x b -> second prompt
+    generate * hello -> there is no finished run
     generate runs/yuong hello -> runs/yuong: no such run; did you mean prompt=runs/yuong?
     generate run_dir=x -> prompt_file=FILE
     generate . ROMEO: -> run_dir=.

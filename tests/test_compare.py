@@ -210,6 +210,7 @@ def test_a_confirmation_takes_the_primary_arms_fresh_seeds_and_other_parts_of_th
     again = confirmation(folder)
     assert (again["arms"], again["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
     assert again["seeds"] == [204, 206], "none of 100 to 103, which the first ablation has used"
+    assert again["seed_offsets"] == {}, "scaled is not asked again"
     assert (again["name"], again["first_fold"]) == ("test-confirm", 2.0), "two of ten parts have been used"
     assert again["overrides"] == [f"data.path='{folder}/2024_01'"]
     record = read_record(folder)

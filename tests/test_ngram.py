@@ -116,6 +116,16 @@ def test_it_is_scored_on_the_events_of_a_run(source, tmp_path):
     assert data.n_targets == len(b"\0".join(validation)), "as many events as the model of bytes has targets"
 
 
+@pytest.mark.parametrize("names", ["ab", "bk"])  # of which the end of the first, and of the last is held out
+def test_the_end_of_one_of_several_documents_begins_anew_as_in_a_run(names, source, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in names:
+        (tmp_path / f"texts/{name}.txt").write_text(f"{name} {TEXT[:400]}")
+    data = prepare(replace(source, path=str(tmp_path / "texts")), BYTE)
+    training, (validation,) = ([document.encode() for document in part] for part in documents(data))
+    assert data.baselines == {"ngram": bits_per_byte(b"\0".join([*training, b""]), validation, data.val_bytes)}
+
+
 def test_evenly_spaced_stretches_are_used(source, tmp_path, monkeypatch):
     """And the figure is one of the text, whatever its tokens are."""
     whole, cut = prepare(source, BYTE), int(len(TEXT) * 5 * 0.9)

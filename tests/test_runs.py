@@ -125,7 +125,9 @@ def test_a_config_of_another_program_hides_no_run_below_it(tmp_path):
     write_run_dir(tmp_path / "project/a", RunConfig(head=HEADS["tied"]), {"val_loss": 3.0})
     (tmp_path / "project/config.yaml").write_text("lr: 0.1\n")
     assert "project/a" in names(find_runs(tmp_path))
-    assert newest_run(tmp_path) == tmp_path / "project/a"
+    write_run_dir(tmp_path / "project/ablation/runs/tied", RunConfig(head=HEADS["tied"]), {"val_loss": 3.0})
+    (tmp_path / "project/ablation/ablation.json").touch()
+    assert newest_run(tmp_path) == tmp_path / "project/a", "a run of an ablation does not count"
 
 
 def test_a_folder_that_cannot_be_listed_is_named(open_folder, caplog):

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from lm.config import DataConfig, TokenizerConfig
-from lm.data.paths import kind_of
+from lm.data.paths import kind_of, listed
 from lm.data.sources import open_source, text_size
 from lm.data.tokens import prepare
 from lm.errors import UserError
@@ -82,8 +82,12 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path, monkeypatc
         for folder in (root, odd):
             (folder / "empty.txt").touch()
             assert [name for name, _ in load("text", folder / pattern)] == names
+    assert listed(str(odd), "run_dir") == [str(odd)]
     (root / "__pycache__").mkdir()
     (root / "__pycache__/a.txt").write_bytes(b"\0")  # of no interest, as Python's cache of compiled code
+    (root / ".git").mkdir()
+    for hidden in (".DS_Store", ".git/HEAD"):
+        (root / hidden).write_bytes(b"\0")
     assert load("text", root) == [(name, f"text of {name}\r\n") for name in NAMES]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
