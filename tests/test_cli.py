@@ -123,7 +123,8 @@ MISTAKES = """
     generate prompt=x -> error: run_dir: there is no finished run
     generate prompt=x b -> second prompt
     generate * hello -> there is no finished run
-    generate runs/yuong hello -> runs/yuong: no such run; did you mean prompt=runs/yuong?
+    generate runs/yuong hello -> runs/yuong: no such run; a prompt is given as prompt=WORDS
+    generate . explain runs/yuong -> runs/yuong: no such run
     generate run_dir=x -> prompt_file=FILE
     generate . ROMEO: -> run_dir=.
     generate run_dir=absent runs/yuong -> run_dir=absent

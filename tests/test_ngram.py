@@ -116,8 +116,8 @@ def test_it_is_scored_on_the_events_of_a_run(source, tmp_path):
     assert data.n_targets == len(b"\0".join(validation)), "as many events as the model of bytes has targets"
 
 
-@pytest.mark.parametrize("names", ["ab", "bk"])  # of which the end of the first, and of the last is held out
-def test_the_end_of_one_of_several_documents_begins_anew_as_in_a_run(names, source, tmp_path):
+@pytest.mark.parametrize("names", ["ab", "bk"])  # the end of a is held out, before b; the end of k, behind b
+def test_a_held_out_end_of_a_document_begins_anew_as_in_a_run(names, source, tmp_path):
     (tmp_path / "texts").mkdir()
     for name in names:
         (tmp_path / f"texts/{name}.txt").write_text(f"{name} {TEXT[:400]}")

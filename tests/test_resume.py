@@ -143,7 +143,7 @@ CONTROLS = [  # how to break a resume: a change of the checkpoint, or a patch
 ]
 
 
-@pytest.mark.parametrize(("variant", "broken"), some(CONTROLS, 8))
+@pytest.mark.parametrize(("variant", "broken"), some(CONTROLS, 5))
 def test_the_comparison_sees_what_a_resume_forgets(whole, left, tmp_path, variant, broken, monkeypatch):
     run = left(variant, tmp_path / "run")
 

@@ -91,10 +91,10 @@ def _with_words(args: list[str]) -> list[str]:
     if len(prompt) == 1 and os.path.isfile(prompt[0]):
         meant = " or ".join(shlex.quote(f"{key}={prompt[0]}") for key in ("prompt_file", "prompt"))
         raise UserError(f"{prompt[0]}: is a file; did you mean {meant}?")
-    has_run = any(setting.startswith("run_dir=") for setting in settings)
-    for word in [] if has_run else prompt:
-        if os.path.isdir(os.path.dirname(word)) and len(word.split()) == 1:
-            raise UserError(f"{word}: no such run; did you mean {shlex.quote(f'prompt={word}')}?")
+    if not any(setting.startswith("run_dir=") for setting in settings):
+        for word in prompt:
+            if os.path.isdir(os.path.dirname(word)) and len(word.split()) == 1:
+                raise UserError(f"{word}: no such run; a prompt is given as prompt=WORDS")
     if prompt and any(setting.startswith("prompt=") for setting in settings):
         raise UserError(f"{' '.join(prompt)}: is a second prompt; write one prompt in quotes")
     return with_folders(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])

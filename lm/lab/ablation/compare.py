@@ -44,7 +44,7 @@ def compare(
     """Train every value of a setting at every seed, in pairs, and judge the others against the first.
 
     `change` is a setting of train with its values; `text` a file, folder, glob or address, without which the default
-    text is read; `seeds` how many seeds, or these; `margin` the smallest difference that matters, without which it is
+    text is read; `seeds` the number of seeds, or the seeds; `margin` the smallest difference that matters, by default
     1 % of perplexity; `overrides` are settings of train for all; `tune` scores each value at its own best learning
     rate. What is finished in the folder is not run again. Runs are made in other processes, so a script calls it below
     `if __name__ == "__main__":`. Raises UserError.
@@ -53,8 +53,8 @@ def compare(
     from lm.lab.ablation.ablate import ablate
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
-    listed = seeds if isinstance(seeds, int) else [*map(int, seeds)]
-    own = {"seeds": listed, "margin": margin, "tune": tune, "output_dir": output_dir}
+    seeds = seeds if isinstance(seeds, int) else [*map(int, seeds)]
+    own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
     typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
     typed += [] if text is None else [str(text)]
     asked = compose("ablate", question_words(typed)[0], AblateConfig)

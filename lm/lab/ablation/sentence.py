@@ -59,7 +59,7 @@ def _finding(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) 
     if question.metric in RUN_METRICS:
         seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
         bases = {base for arm in arms if (base := arm.settings.get("init_from")) and SEED not in base}
-        if bases:  # the same for all seeds
+        if bases:  # each of them is the base of all seeds
             seeds += ", from this trained model" if len(bases) == 1 else ", from these trained models"
     if low is None or high is None:
         return f"{_amount(contrast, mean)} ({seeds}, which give no interval)"

@@ -1,7 +1,7 @@
 """The server of the page. It answers this machine alone, and lets one model compute at a time.
 
 GET / is the page, and GET /runs the runs. A question is a POST. An answer is a line of JSON; /prompt answers with a
-line for each token. A refusal is {"error": LINE} with the status 400.
+line for each token and a last line. A refusal is {"error": LINE} with the status 400.
 """
 
 import json
@@ -68,7 +68,7 @@ class _Prompt(_Question):
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
         yield from continuations(models, self.prompt, self.max_new_tokens, sampling)
-        yield {"end": True}  # a connection that breaks looks like its end
+        yield {"end": True}  # without this row, a connection that breaks would look like the end
 
 
 @dataclass(kw_only=True)
