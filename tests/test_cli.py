@@ -60,6 +60,8 @@ MISTAKES = """
     train my.txt batch_size=4 -> data.batch_size=4
     train my.txt every=3 -> checkpoint.every=3 or validation.every=3 or diagnostics.every=3?
     train sead=1 -> did you mean seed=1?
+    train tie_word_embeddings=false -> did you mean head=CHOICE (tied,
+    train resume=runs/a -> did you mean run_dir=runs/a?
     train optimizer=sgd -> did you mean optim=CHOICE (adamw,
     train my.txt data.max_bytes=1000 -> data.max_bytes=1000: leaves 1,000 bytes
     train report.pdf data=text -> report.pdf: is a PDF
@@ -165,6 +167,12 @@ MISTAKES = """
     ablate head=tied,untied ablation.looks=3 -> expected a list, as in 'ablation.looks=[3]'
     ablate head=tied,untied looks=3,5 -> did you mean 'ablation.looks=[3,5]'?
     ablate head=tied,untied seeds=-1 -> ablation.seeds=-1: expected how many
+    ablate head=tied,untied seeds=range(3) ablation.baseline=3 -> ablation.baseline=3
+    ablate head=tied,untied seeds=0,1,1 -> different
+    ablate head=tied,untied seed=0,1,2 -> seeds=5 or 'seeds=[1,2,3]'
+    ablate head=tied,untied num_seeds=3 -> did you mean seeds=3?
+    ablate head=tied,untied out_dir=x -> did you mean output_dir=x?
+    ablate head=tied,untied workers=1,2 -> workers=1,2: expected one value
     ablate head=tied,untied ablation.tune=a,b -> tune
     ablate head=tied,untied ablation.tun=true -> ablation.tune=true
     ablate head=tied,untied seeds=[1,2 -> seeds=[1,2
@@ -172,7 +180,7 @@ MISTAKES = """
     ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
     ablate confirm=nowhere -> confirm=nowhere: no such folder
     ablate ablation=smoke head=untied -> error: ablation.arms.tied: head=tied
-    ablate ablation=smoke seed=3 -> error: ablation.arms.tied: seed=3
+    ablate ablation=smoke seed=3 -> error: seed=3: is for one run
     ablate ablation=smoke max_minutes=1 -> error: ablation.arms.tied: max_minutes=1
     ablate ablation=smoke ~ablation.arms.untied -> error: ablation.arms: has 1
     ablate ablation=smoke ablation.arms.untied=['model.n_layer=3'] -> ablation.arms.untied: model.n_layer=3: Key

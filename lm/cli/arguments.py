@@ -1,4 +1,4 @@
-"""Arguments before Hydra or a dataclass reads them: words, everyday names, mistakes.
+"""Arguments before Hydra or a dataclass reads them: words, names of other trainers, mistakes.
 
 `train` and `ablate` take a text as a bare word. The size of the text chooses a recipe, a file of configs/experiment.
 The recipe is one ordinary override, `experiment=NAME`, in front of the typed words. So a sweep, --cfg job, the hash of
@@ -46,31 +46,50 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
 PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
 VERBATIM = ("prompt", "baseline")  # settings whose text may be "null"
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
-# Everyday names of settings that are spelled otherwise here.
-NAMES = {
-    "block_size": "data.seq_len",
-    "context": "data.seq_len",
-    "batch": "data.batch_size",
-    "data": "data.path",
-    "dataset": "data.path",
-    "device": "trainer.accelerator",
-    "dtype": "trainer.precision",
-    "epochs": "trainer.max_epochs",
-    "iters": "trainer.max_steps",
-    "max_iters": "trainer.max_steps",
-    "steps": "trainer.max_steps",
-    "layers": "model.n_layers",
-    "n_layer": "model.n_layers",
-    "n_head": "model.n_heads",
-    "n_embd": "model.d_model",
-    "hidden_size": "model.d_model",
-    "learning_rate": "optim.lr",
-    "minutes": "max_minutes",
-    "optimizer": "optim",
-    "out_dir": "run_dir",
-    "resume": "run_dir",
-    "temp": "temperature",
-    "vocab": "tokenizer.vocab_size",
+# Names that other trainers and papers have for these settings. Of several settings of a command, the first is meant.
+OTHER_NAMES = {
+    "data.path": "data dataset file text corpus input train_file train_path train_data",
+    "data.val_path": "val_file val_data validation_file",
+    "data.seq_len": "block_size context context_length context_size ctx_len sequence_length max_position_embeddings",
+    "data.batch_size": "batch bs train_batch_size per_device_train_batch_size",
+    "head": "tied untied tie tie_weights tie_embeddings tie_word_embeddings weight_tying lm_head",
+    "model.n_layers": "layers n_layer depth num_hidden_layers",
+    "model.n_heads": "heads n_head num_attention_heads",
+    "model.n_kv_heads": "kv_heads num_key_value_heads",
+    "model.d_model": "dim width n_embd n_embed embed_dim hidden_size",
+    "model.d_ff": "intermediate_size ffn_dim",
+    "model.ffn": "activation hidden_act mlp",
+    "model.position": "pos positions position_embedding",
+    "tokenizer.vocab_size": "vocab",
+    "optim": "optimizer",
+    "optim.lr": "learning_rate",
+    "optim.weight_decay": "wd",
+    "optim.warmup_steps": "warmup warmup_iters",
+    "optim.decay": "schedule scheduler lr_scheduler lr_scheduler_type",
+    "trainer": "cpu gpu cuda",
+    "trainer.accelerator": "device",
+    "trainer.devices": "gpus n_gpus num_gpus",
+    "trainer.precision": "dtype amp",
+    "trainer.max_steps": "iters max_iters steps",
+    "trainer.max_epochs": "epochs num_train_epochs",
+    "trainer.accumulate_grad_batches": "accumulate grad_accum grad_accum_steps gradient_accumulation_steps",
+    "trainer.gradient_clip_val": "clip grad_clip max_grad_norm",
+    "trainer.log_every_n_steps": "log_every log_interval logging_steps",
+    "validation.every": "val_every eval_every eval_interval eval_steps",
+    "validation.batches": "eval_iters",
+    "checkpoint.every": "save_every save_interval save_steps",
+    "checkpoint.patience": "early_stopping early_stopping_patience",
+    "max_minutes": "minutes",
+    "seed": "random_seed",
+    "init_from": "pretrained finetune",
+    "output_dir": "out output out_dir save_dir dir",
+    "run_dir": "run model checkpoint out_dir output_dir save_dir log_dir resume",
+    "seeds": "num_seeds pairs n_pairs num_pairs repeats replicates runs n_runs",
+    "workers": "jobs n_jobs parallel",
+    "plan_only": "plan dry_run",
+    "prompt": "text input",
+    "temperature": "temp",
+    "max_new_tokens": "tokens n_tokens num_tokens length max_length",
 }
 # A flag or a setting of a flat command, known or not. Other words may be a prompt.
 ASSIGNMENT = re.compile(r"--?[a-zA-Z][\w.-]*(=|$)|\+*[a-zA-Z][\w./@-]*=")
@@ -81,6 +100,11 @@ log = logging.getLogger(__name__)
 def kinds_of(schema: Any) -> Kinds:
     """Return the types of the settings of a dataclass, of groups as well as of what they hold."""
     return {key: item.type for key, item in fields_of(schema).items()}
+
+
+def takes_list(kind: Any) -> bool:
+    """Return whether a setting of this type may be a list."""
+    return list in (get_origin(part) for part in (kind, *get_args(kind)))
 
 
 def key_of(override: str) -> str:
@@ -112,10 +136,11 @@ def unknown_key(word: str, kinds: Kinds, following: str = "") -> str:
 
 
 def _similar_keys(typed: str, kinds: Kinds) -> list[str]:
-    """Return the settings that a name may mean: by its everyday name, its last part, or nearly its spelling."""
+    """Return the settings that a name may mean: by its name elsewhere, its last part, or nearly its spelling."""
     name = typed.lstrip("-+~").replace("-", "_").lower()
-    if NAMES.get(name) in kinds:
-        return [NAMES[name]]
+    for key, names in OTHER_NAMES.items():
+        if key in kinds and name in names.split():
+            return [key]
     last = {key: key.rpartition(".")[2] for key in kinds}
     if same := [key for key, part in last.items() if part == name.rpartition(".")[2]]:
         return same
@@ -132,7 +157,7 @@ def _assigned(key: str, value: str, kinds: Kinds) -> str:
         return f"{key}=CHOICE ({', '.join(choices)})"
     if bool in (kinds[key], *get_args(kinds[key])) and value not in ("true", "false"):
         value = "true"
-    if list in (get_origin(kind) for kind in (kinds[key], *get_args(kinds[key]))) and not value.startswith("["):
+    if takes_list(kinds[key]) and not value.startswith("["):
         value = f"[{value or 'VALUE'}]"
     return shlex.quote(f"{key}={value or 'VALUE'}")
 

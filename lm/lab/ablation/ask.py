@@ -29,6 +29,7 @@ from lm.cli.arguments import (
     kinds_of,
     quoted,
     recipe_for,
+    takes_list,
     unknown_key,
     with_text,
 )
@@ -77,9 +78,11 @@ def question_words(args: Sequence[str]) -> tuple[list[str], bool]:
         raise UserError(f"{typed}: expected each setting of all arms by itself, as in optim.lr=0.01")
     files = [word for word in words.bare if is_question(word)]
     texts = [word for word in words.bare if word not in files]
-    own = [long_name(word) for word in words.overrides if _is_own(word)]
+    own = [_with_one_value(long_name(word)) for word in words.overrides if _is_own(word)]
     names_question = any(key_of(word) == "ablation" for word in own)
     train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
+    if typed := next((word for word in train if key_of(word) == "seed"), None):
+        raise UserError(f"{typed}: is for one run; the seeds of an ablation are given as in seeds=5 or 'seeds=[1,2,3]'")
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
     chosen, is_line = list[str](), False
     if any(key_of(word) == "confirm" for word in own):
@@ -114,6 +117,16 @@ def question_words(args: Sequence[str]) -> tuple[list[str], bool]:
 def _is_own(word: str) -> bool:
     group = re.split("[.@/]", key_of(word))[0]
     return group in OWN or group in IN_A_LINE or group == "hydra"
+
+
+def _with_one_value(word: str) -> str:
+    """Return a setting of the question. Several values, as in seeds=0,1,2, are one list, or raise UserError."""
+    values = values_of(for_hydra(word, OWN, is_sweep=True))
+    kind = OWN.get(key_of(word))
+    if len(values) > 1 and (kind is Any or takes_list(kind)):  # seeds are a number, or a list
+        return f"{key_of(word)}=[{','.join(map(to_override_value, values))}]"
+    require(len(values) == 1, word, "one value; the values of a comparison belong to a setting of train")
+    return word
 
 
 def _no_question(train: Sequence[str], texts: Sequence[str]) -> str:
