@@ -8,7 +8,7 @@ import hydra
 import pytest
 import yaml
 
-from lm import compare, run_config
+from lm import compare, run_config, train
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.lab.ablation.ask import (
@@ -67,6 +67,8 @@ def test_python_configures_a_run_as_the_command_does_also_in_a_hydra_application
     assert run == run_config("my.txt", "experiment=chars_10k", "head=untied")
     with refused("^-m: expected a text and settings"):
         run_config("-m", "my.txt", "seed=0,1")
+    with refused(r"^run='my.txt': expected the configuration that lm.run_config\('my.txt'\) returns"):
+        train("my.txt")
 
 
 def test_digits_of_a_path_stay_as_typed_in_an_arm(at_home):

@@ -33,7 +33,7 @@ from lm.config import (
 from lm.data.batches import TrainingStream
 from lm.data.sources import local_states
 from lm.data.tokens import TextData, prepare
-from lm.errors import Diverged, error_prefix
+from lm.errors import Diverged, error_prefix, require
 from lm.folder import read_result, save_model
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
@@ -75,6 +75,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or
     SystemExit after a signal; the same call then resumes the run.
     """
+    require(isinstance(run, RunConfig), f"run={run!r:.80}", "the configuration that lm.run_config('my.txt') returns")
     run = build(RunConfig, asdict(run))  # checks values that Python gave, as values of a file are checked
     check_init(run)
     if run.init_from and not run.init_sha256:  # the hash of the weights decides the run
