@@ -12,7 +12,7 @@ from lm import config
 from lm.config import OptimConfig
 from lm.decoding import GREEDY, Sampling
 from lm.model.init import initialise
-from lm.model.kernels import rms_norm
+from lm.model.kernels import Dropout, attention, rms_norm
 from lm.model.linear import Linear, linear
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import FFN, POSITIONS, Context, KVCache
@@ -321,6 +321,57 @@ def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view(
     for first, second in zip(passes(kernel, view, weight), passes(kernel, view.contiguous(), weight), strict=True):
         torch.testing.assert_close(first, second)
     assert all(tensor.isfinite().all() for tensor in passes(kernel, torch.zeros(2, 8), weight))
+
+
+# --- dropout on a CPU
+
+
+def projections(n_keys, *, heads=4, kv_heads=4, dtype=torch.float32):
+    """Queries, keys and values as the model gives them: (B, H, T, K), each a view of (B, T, H, K)."""
+    shapes = [(2, n_keys, n, 8) for n in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def test_dropout_keeps_each_element_with_its_probability_and_the_mean():
+    for p in (0.001, 0.2, 0.5, 0.99999):
+        x = Dropout(p)(torch.ones(400_000))
+        dropped = (x == 0).float()
+        assert abs(dropped.mean() - p) < 5 * math.sqrt(p / len(x)) + 1 / 65536
+        assert torch.allclose(x[x != 0], torch.tensor(1 / (1 - p)))
+        quarters = dropped.view(-1, 4)  # of one draw
+        assert (quarters.mean(0) - p).abs().max() < 10 * math.sqrt(p / len(x)) + 1 / 65536
+        assert p > 0.9 or (quarters[:, 0] * quarters[:, 3]).mean() < p * p + 10 * p / math.sqrt(len(x))
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+
+
+@each("kv_heads", [4, 2, 1])
+@each("n_keys", [1, 7, 64, 65, 150])
+@each("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_drops_almost_nothing_equals_torchs_in_value_and_gradients(n_keys, kv_heads, dtype):
+    inputs = projections(n_keys, kv_heads=kv_heads, dtype=dtype)
+    own, torchs = attention(*inputs, None, 1e-9), attention(*inputs, None)
+    g = torch.randn(own.shape).to(dtype)
+    results = ([y, *torch.autograd.grad(y, inputs, g)] for y in (own, torchs))
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-5 if dtype == torch.float32 else 0.06, rtol=0.02)
+
+
+def test_attention_drops_weights_of_the_past_and_has_the_gradients_of_what_it_computes(monkeypatch):
+    monkeypatch.setattr("lm.model.kernels.CHUNK", 3)
+    q, k, v = projections(7, dtype=torch.float64)
+    exact = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    unit = torch.eye(7, dtype=torch.float64).expand(2, 4, 7, 7)  # as values, it shows the weights
+    weights = torch.stack([attention(q, k, unit, None, 0.25) for _ in range(200)])
+    kept = weights != 0
+    assert torch.allclose(weights[kept], (exact / 0.75).expand_as(weights)[kept])
+    assert not kept.triu(1).any()
+    assert abs(kept.double().mean() / (28 / 49) - 0.75) < 0.01
+
+    def repeated(*inputs):
+        torch.manual_seed(0)
+        return attention(*inputs, None, 0.25)
+
+    assert torch.autograd.gradcheck(repeated, (q, k, v))
 
 
 # --- raw logits: the loss, argmax and samples

@@ -63,6 +63,7 @@ VARIANTS = {  # each has dropout and accumulation, and is untied before step 13
         "checkpoint": replace(EVERY_FIVE, best=True, patience=5),
         "precision": "bf16-mixed",
         "prompts": ["def "],
+        "seed": 2,  # others have their best validation earlier, and end before step 21
     },
     COMPILED: {"optim": replace(MUON, ema=0.5), "compile": True},
 }

@@ -1,6 +1,6 @@
-"""RMSNorm, faster in training on a CPU than the RMSNorm of torch.
+"""RMSNorm, and dropout of activations and of attention weights: faster in training on a CPU than those of torch.
 
-Anywhere else (a GPU, torch.compile, double precision) `rms_norm` calls the RMSNorm of torch.
+Anywhere else (a GPU, torch.compile) the functions of torch are called. docs/performance.md has the measurements.
 """
 
 import math
@@ -9,13 +9,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+CHUNK = 64  # queries of one matmul of attention; keys behind the last of these queries need no computing
+
+
+def _is_eager_on_cpu(x: Tensor) -> bool:
+    return x.is_cpu and not torch.compiler.is_compiling()
+
+
+# --- RMSNorm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) * weight over the last dimension, (..., D). x: (..., D); weight: (D,)."""
-    if not x.is_cpu or x.dtype == torch.float64 or torch.compiler.is_compiling():
+    if not _is_eager_on_cpu(x) or x.dtype == torch.float64:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # F.rms_norm needs one dtype, also under autocast
     constants = _constants(x.shape[-1], eps)
     if torch.is_grad_enabled():
@@ -65,3 +74,89 @@ class _RMSNorm(torch.autograd.Function):
         along = y.mul_(weight).mean(-1, keepdim=True)  # (..., 1)
         torch.mul(g, weight.to(y.dtype), out=y)
         return y.addcmul_(unit, along, value=-1).mul_(inverse), grad_weight, None, None
+
+
+# --- dropout
+
+
+def _kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
+    """Return zeros with probability p, to 1/65536, and ones.
+
+    The generator of torch draws 64 bits at a time, which decide about four elements. bernoulli_ takes three times as
+    long.
+    """
+    n = math.prod(shape)
+    draws = torch.empty(-(-n // 4), dtype=torch.int64).random_(-(2**63), None)
+    threshold = min(round(p * 2**16), 2**16 - 1) - 2**15  # among the numbers of 16 bits
+    numbers = draws.view(torch.int16)[:n].view(shape)
+    return torch.ge(numbers, threshold, out=torch.empty(shape, dtype=dtype))
+
+
+class Dropout(nn.Dropout):
+    """In training, zero elements with probability p and divide the others by 1 - p (Srivastava et al., 2014)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not _is_eager_on_cpu(x):
+            return super().forward(x)
+        return x * _kept(x.shape, self.p, x.dtype) / (1 - self.p)  # (..., D)
+
+
+# --- attention
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Return softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K), with dropout of the softmax; causal without a mask.
+
+    q: (B, H, T, K); k and v: (B, n_kv_heads, S, K); mask: (B, 1, T, S).
+    """
+    group = q.shape[1] // k.shape[1]  # query heads that share keys and values
+    if not dropout or mask is not None or not _is_eager_on_cpu(q):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, enable_gqa=group > 1
+        )
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)  # (B, H, T, K)
+    with torch.autocast("cpu", enabled=False):
+        y = _DropoutAttention.apply(*(x.to(v.dtype).flatten(0, 1) for x in (q, k, v)), dropout)  # type: ignore[no-untyped-call]
+    return y.unflatten(0, q.shape[:2])
+
+
+class _DropoutAttention(torch.autograd.Function):
+    """Causal attention with dropout of its weights; q, k, v: (N, T, K).
+
+    With W the softmax of a row of scores, M zeros and 1 / (1 - p), y = (W * M) v and g = dL/dy, the gradient of the
+    scores is W * M * (g v^T) - W * (g y), because the sum of W * M * (g v^T) is g y (Dao et al., 2022).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
+        y, saved, q = torch.empty_like(v), list[Tensor](), q * q.shape[-1] ** -0.5
+        future = torch.full((CHUNK, CHUNK), -math.inf, dtype=q.dtype).triu(1)
+        for begin in range(0, q.shape[1], CHUNK):
+            end = min(begin + CHUNK, q.shape[1])
+            scores = q[:, begin:end] @ k[:, :end].mT  # (N, CHUNK, end)
+            scores[..., begin:] += future[: end - begin, : end - begin]
+            weights = scores.softmax(-1)
+            kept = weights * _kept(weights.shape, p, weights.dtype)
+            y[:, begin:end] = kept @ v[:, :end]
+            saved += (weights, kept)
+        y /= 1 - p
+        ctx.save_for_backward(q, k, v, y, *saved)
+        ctx.p = p
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, y, *saved = ctx.saved_tensors
+        along = (g * y).sum(-1, keepdim=True)  # (N, T, 1)
+        g = g / (1 - ctx.p)
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for begin, weights, kept in zip(range(0, q.shape[1], CHUNK), saved[::2], saved[1::2], strict=True):
+            end = min(begin + CHUNK, q.shape[1])
+            scores = g[:, begin:end] @ v[:, :end].mT  # (N, CHUNK, end)
+            scores.mul_(kept).addcmul_(weights, along[:, begin:end], value=-1)
+            grad_q[:, begin:end] = scores @ k[:, :end]
+            grad_k[:, :end] += scores.mT @ q[:, begin:end]
+            grad_v[:, :end] += kept.mT @ g[:, begin:end]
+        return grad_q.mul_(q.shape[-1] ** -0.5), grad_k, grad_v, None

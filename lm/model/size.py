@@ -53,6 +53,7 @@ def flops_per_token(net: Transformer) -> int:
     device = "cpu" if user_classes(net.config) else "meta"  # a class of the user may look at values
     with torch.device(device):
         twin = Transformer(net.config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
+        twin.eval()  # attention with dropout leaves out what is masked
         tokens = torch.zeros(1, net.seq_len, dtype=torch.long)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             twin(tokens).sum().backward()

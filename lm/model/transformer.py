@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from lm.config import GATED, HeadConfig, ModelConfig
 from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
-from lm.model.kernels import rms_norm  # equals F.rms_norm, faster on a CPU
+from lm.model.kernels import Dropout, attention, rms_norm  # as torch's, faster on a CPU
 from lm.model.linear import is_adapter, projection
 from lm.registry import construct  # an object of a class of the user
 
@@ -198,7 +198,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
-        self.grouped = config.kv_heads != config.n_heads
         width, kv_width = config.n_heads * config.head_dim, config.kv_heads * config.head_dim
         bias = bool(config.attn_bias)
         self.q_proj = projection(config, "q_proj")(config.d_model, width, bias=bias)
@@ -217,15 +216,7 @@ class Attention(nn.Module):
         v = self.heads(self.v_proj(x))  # (B, n_kv_heads, T, K)
         if context.cache is not None:
             k, v = context.cache.append(self.layer, context.positions, k, v)  # (B, n_kv_heads, S, K)
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=context.mask,
-            is_causal=context.mask is None,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.grouped,
-        )  # (B, H, T, K)
+        y = attention(q, k, v, context.mask, self.dropout if self.training else 0.0)  # (B, H, T, K)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
 
@@ -270,8 +261,8 @@ class FFN(nn.Module):
 
 
 def _dropout(config: ModelConfig) -> nn.Module:
-    """Return nn.Dropout, or nn.Identity at p = 0, because module calls cost more than arithmetic in decoding."""
-    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+    """Return Dropout, or nn.Identity at p = 0, because module calls cost more than arithmetic in decoding."""
+    return Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 class Block(nn.Module):

@@ -1,10 +1,13 @@
 """A training step beside transformers or nanoGPT, and beside the speed of a GEMM."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 
+from lm.model.kernels import attention
 from lm.model.size import flops_per_token
 
 from .measure import NAMES, Gemm, Measurement, compare, precisions
@@ -41,6 +44,26 @@ def training(device: str, seconds: float, nanogpt: NanoGPT | None = None) -> Ite
             if device == "cuda":
                 memory = _memory(calls["lm"]), _memory(calls[reference])
                 yield Measurement("training", f"memory, {what}", memory[0], "MB", reference, memory[1])
+    if device == "cpu":
+        yield from dropout(seconds)
+
+
+def dropout(seconds: float) -> Iterator[Measurement]:
+    """Attention with dropout of its weights, forward and backward, in the shape of experiment=chars_100k."""
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        "lm": partial(attention, mask=None, dropout=0.2),
+        "torch": partial(F.scaled_dot_product_attention, is_causal=True, dropout_p=0.2),
+    }
+    for dtype in precisions("cpu"):
+        inputs = [torch.randn(4, 4, 256, 32, dtype=dtype, requires_grad=True) for _ in range(3)]  # (B, H, T, K)
+        calls = {name: partial(_gradients, function, inputs) for name, function in functions.items()}
+        for reference, mine, time in compare(calls, seconds):
+            what = f"attention with dropout, {NAMES[dtype]}"
+            yield Measurement("training", what, 1000 * mine, "ms", reference, 1000 * time)
+
+
+def _gradients(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> object:
+    return torch.autograd.grad(function(*inputs).sum(), inputs)
 
 
 def _memory(call: Callable[[], object]) -> float:
