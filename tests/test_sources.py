@@ -218,7 +218,7 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path, caplog):
     for path in write_tables(tmp_path / "tables", TEXTS):
         kind = kind_of(str(path))
         assert load(kind, path) == rows
-        assert refusal(kind, path, column="txet") == f"{path}: data.column=txet: the columns are n, text"
+        assert refusal(kind, path, column="txet") == f"{path}: data.column=txet: no such column; choose one of n, text"
         if kind != "csv":
             assert refusal(kind, path, column="n").startswith(f"{path}: data.column=n: row 0 holds 0")
     assert texts_in("json", tmp_path / "tables") == [text for _, text in rows] * 4

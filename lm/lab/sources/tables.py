@@ -83,7 +83,7 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
 
 def _check_column(column: str, columns: Iterable[str]) -> None:
     if (n := [*columns].count(column)) != 1:
-        what = "the columns are" if n == 0 else f"{n} columns have this name:"
+        what = "no such column; choose one of" if n == 0 else f"{n} columns have this name:"
         raise UserError(f"data.column={column}: {what} {', '.join(columns):.200}")
 
 
