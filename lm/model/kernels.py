@@ -82,7 +82,7 @@ class _RMSNorm(torch.autograd.Function):
 def _kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     """Return zeros with probability p, to 1/65536, and ones.
 
-    The generator of torch draws 64 bits at a time, which decide about four elements. bernoulli_ takes three times as
+    The generator of torch draws 64 bits at a time, which decide about four elements. bernoulli_ takes several times as
     long.
     """
     n = math.prod(shape)
