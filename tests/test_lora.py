@@ -99,7 +99,7 @@ def test_adapters_alone_train_model_is_merged_and_peft_finds_the_base(finished_r
     from peft import AutoPeftModelForCausalLM
 
     export(*load_model(finished_run), tmp_path / "base")
-    words = ["optim=muon", "optim.weight_decay=0.5", "optim.warmup_steps=0"]
+    words = ["optim=muon", "optim.weight_decay=0.5", "optim.warmup_steps=0", "optim.lr_scale=0.1"]
     run = start(text_file, tmp_path / "base", tmp_path / "r", *words)
     _, result = train(run)
     after = torch.load(max((tmp_path / "r/checkpoints").glob("step-*")), weights_only=True)["net"]
