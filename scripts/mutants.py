@@ -39,8 +39,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(  # Attention sees the future.
         "causal",
-        "lm/model/transformer.py",
-        old="is_causal=context.mask is None",
+        "lm/model/kernels.py",
+        old="is_causal=mask is None",
         new="is_causal=False",
         test="tests/test_model.py",
         keyword="on_the_present_and_the_past",
