@@ -180,7 +180,7 @@ MISTAKES = """
     ablate head=tied,untied folds=5 -> ablation.folds=5: expected true or false
     ablate confirm=nowhere -> confirm=nowhere: no such folder
     ablate ablation=smoke head=untied -> error: ablation.arms.tied: head=tied
-    ablate ablation=smoke seed=3 -> error: seed=3: is for one run
+    ablate ablation=smoke seed=3 -> error: seed=3: expected no such setting; the seeds of an ablation
     ablate ablation=smoke max_minutes=1 -> error: ablation.arms.tied: max_minutes=1
     ablate ablation=smoke ~ablation.arms.untied -> error: ablation.arms: has 1
     ablate ablation=smoke ablation.arms.untied=['model.n_layer=3'] -> ablation.arms.untied: model.n_layer=3: Key

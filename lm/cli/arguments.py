@@ -46,7 +46,7 @@ HYDRA_FLAGS = {  # flag -> whether a value follows
 PATHS = ("data.path", "data.val_path", "data.cache_dir", "tokenizer.path", "init_from", "run_dir", "output_dir")
 VERBATIM = ("prompt", "baseline")  # settings whose text may be "null"
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
-# Names that other trainers and papers have for these settings. Of several settings of a command, the first is meant.
+# Names of these settings in other trainers and in papers. A name means the first setting that the command has.
 OTHER_NAMES = {
     "data.path": "data dataset file text corpus input train_file train_path train_data",
     "data.val_path": "val_file val_data validation_file",

@@ -1,4 +1,4 @@
-"""RMSNorm, and dropout of activations and of attention weights: faster in training on a CPU than those of torch.
+"""RMSNorm, dropout, and attention with dropout, each faster in training on a CPU than the function of torch.
 
 Anywhere else (a GPU, torch.compile) the functions of torch are called. docs/performance.md has the measurements.
 """
@@ -79,16 +79,16 @@ class _RMSNorm(torch.autograd.Function):
 # --- dropout
 
 
-def _kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
-    """Return zeros with probability p, to 1/65536, and ones.
+def _dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of ones, in which each element is zero with probability p, a multiple of 1/65536.
 
-    The generator of torch draws 64 bits at a time, which decide about four elements. bernoulli_ takes several times as
-    long.
+    The generator of torch draws 64 bits at a time. Each draw decides about four elements, so this function takes a
+    fraction of the time of `bernoulli_`.
     """
     n = math.prod(shape)
     draws = torch.empty(-(-n // 4), dtype=torch.int64).random_(-(2**63), None)
-    threshold = min(round(p * 2**16), 2**16 - 1) - 2**15  # among the numbers of 16 bits
-    numbers = draws.view(torch.int16)[:n].view(shape)
+    numbers = draws.view(torch.int16)[:n].view(shape)  # from -2**15 to 2**15 - 1
+    threshold = min(round(p * 2**16), 2**16 - 1) - 2**15
     return torch.ge(numbers, threshold, out=torch.empty(shape, dtype=dtype))
 
 
@@ -98,7 +98,7 @@ class Dropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not _is_eager_on_cpu(x):
             return super().forward(x)
-        return x * _kept(x.shape, self.p, x.dtype) / (1 - self.p)  # (..., D)
+        return x * _dropout_mask(x.shape, self.p, x.dtype) / (1 - self.p)  # (..., D)
 
 
 # --- attention
@@ -116,7 +116,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         )
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)  # (B, H, T, K)
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False):  # v has the precision of the matmuls already
         y = _DropoutAttention.apply(*(x.to(v.dtype).flatten(0, 1) for x in (q, k, v)), dropout)  # type: ignore[no-untyped-call]
     return y.unflatten(0, q.shape[:2])
 
@@ -130,15 +130,17 @@ class _DropoutAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
-        y, saved, q = torch.empty_like(v), list[Tensor](), q * q.shape[-1] ** -0.5
-        future = torch.full((CHUNK, CHUNK), -math.inf, dtype=q.dtype).triu(1)
+        q = q * q.shape[-1] ** -0.5
+        y = torch.empty_like(v)  # (N, T, K)
+        saved = list[Tensor]()
+        future = torch.full((CHUNK, CHUNK), -math.inf, dtype=q.dtype).triu(1)  # (CHUNK, CHUNK)
         for begin in range(0, q.shape[1], CHUNK):
             end = min(begin + CHUNK, q.shape[1])
             scores = q[:, begin:end] @ k[:, :end].mT  # (N, CHUNK, end)
             scores[..., begin:] += future[: end - begin, : end - begin]
-            weights = scores.softmax(-1)
-            kept = weights * _kept(weights.shape, p, weights.dtype)
-            y[:, begin:end] = kept @ v[:, :end]
+            weights = scores.softmax(-1)  # (N, CHUNK, end)
+            kept = weights * _dropout_mask(weights.shape, p, weights.dtype)
+            y[:, begin:end] = kept @ v[:, :end]  # (N, CHUNK, K)
             saved += (weights, kept)
         y /= 1 - p
         ctx.save_for_backward(q, k, v, y, *saved)
@@ -151,12 +153,12 @@ class _DropoutAttention(torch.autograd.Function):
         q, k, v, y, *saved = ctx.saved_tensors
         along = (g * y).sum(-1, keepdim=True)  # (N, T, 1)
         g = g / (1 - ctx.p)
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)  # (N, T, K) each
         for begin, weights, kept in zip(range(0, q.shape[1], CHUNK), saved[::2], saved[1::2], strict=True):
             end = min(begin + CHUNK, q.shape[1])
             scores = g[:, begin:end] @ v[:, :end].mT  # (N, CHUNK, end)
             scores.mul_(kept).addcmul_(weights, along[:, begin:end], value=-1)
-            grad_q[:, begin:end] = scores @ k[:, :end]
-            grad_k[:, :end] += scores.mT @ q[:, begin:end]
+            grad_q[:, begin:end] = scores @ k[:, :end]  # (N, CHUNK, K)
+            grad_k[:, :end] += scores.mT @ q[:, begin:end]  # (N, end, K)
             grad_v[:, :end] += kept.mT @ g[:, begin:end]
         return grad_q.mul_(q.shape[-1] ** -0.5), grad_k, grad_v, None

@@ -50,7 +50,7 @@ FRESH = 100  # added to the seeds of a confirmation, or the largest seed plus 1 
 QuestionFile = dict[str, Any]  # the content of a file of configs/ablation
 Compose = Callable[[list[str]], RunConfig]  # overrides of train to a configuration
 RESERVED = {
-    "seed": "the seeds of an ablation are ablation.seeds=[...]",
+    "seed": "the seeds of an ablation are given as in seeds=5 or 'seeds=[1,2,3]'",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
     "max_minutes": "paired runs make equal steps; trainer.max_steps=N is their length",
     "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
@@ -82,7 +82,7 @@ def question_words(args: Sequence[str]) -> tuple[list[str], bool]:
     names_question = any(key_of(word) == "ablation" for word in own)
     train = with_text(Words([], [word for word in words.overrides if not _is_own(word)], texts))
     if typed := next((word for word in train if key_of(word) == "seed"), None):
-        raise UserError(f"{typed}: is for one run; the seeds of an ablation are given as in seeds=5 or 'seeds=[1,2,3]'")
+        raise UserError(f"{typed}: expected no such setting; {RESERVED['seed']}")
     changes = [word for word in train if len(values_of(for_hydra(word, TRAIN, is_sweep=True))) > 1]
     chosen, is_line = list[str](), False
     if any(key_of(word) == "confirm" for word in own):
@@ -120,7 +120,10 @@ def _is_own(word: str) -> bool:
 
 
 def _with_one_value(word: str) -> str:
-    """Return a setting of the question. Several values, as in seeds=0,1,2, are one list, or raise UserError."""
+    """Return a setting of the question. Several values make one list, as in seeds=0,1,2.
+
+    Raises UserError for several values of a setting that is no list.
+    """
     values = values_of(for_hydra(word, OWN, is_sweep=True))
     kind = OWN.get(key_of(word))
     if len(values) > 1 and (kind is Any or takes_list(kind)):  # seeds are a number, or a list
