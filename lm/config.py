@@ -395,7 +395,7 @@ class TrainerConfig:
     num_nodes: int = 1  # number of machines
     strategy: str = "auto"  # ddp or a variant of it; auto: ddp on several devices
     precision: str = "auto"  # 32-true or bf16-mixed; auto: bf16-mixed where it is native
-    max_steps: int = 1600  # length in optimizer steps; max_tokens, max_minutes or trainer.max_epochs replaces it
+    max_steps: int = 1600  # number of optimizer steps, unless max_tokens, max_minutes or trainer.max_epochs is set
     max_epochs: float | None = None  # length in readings of the training text, rounded up to steps
     accumulate_grad_batches: int = 1  # number of micro-batches that a batch is divided into
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping

@@ -110,7 +110,7 @@ def test_a_seed_keeps_its_part_of_the_text(lab, instantly):
     for seeds in ([0, 1, 2], [9, 2, 0, 1], [2], [9, 1], [9, 2, 0, 1]):
         lab.run(seeds=seeds, folds=True)
     assert len(made) == 8
-    too_many = r"^ablation\.seeds: 11 seeds, 4 of them from earlier calls, hold out 11 .* makes 10"
+    too_many = r"^ablation\.seeds: 11 seeds, 4 of them from earlier calls, need 11 .* makes 10"
     with refused(too_many):
         lab.plan(seeds=[*range(20, 27)], folds=True)
 
@@ -122,7 +122,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported_and_a_changed_design_is
     lab.run(*words, primary=[])
     again = lab.run(*words[::-1])
     assert "design" not in summaries(again), "words in another order are no other design"
-    assert "Design: not changed after the first result." in (lab.out / "report.md").read_text()
+    assert "texts): not changed after the first result." in (lab.out / "report.md").read_text()
     again = lab.run(*words, equivalence_margin=9.0)
     assert (numbers(lab.out)["equivalence_margin"], read_record(lab.out).question.equivalence_margin) == (9.0, 9.0)
     assert "The design changed after 4 results." in summaries(again)

@@ -195,7 +195,7 @@ MISTAKES = """
     ablate ablation=smoke ablation.seeds=[0,1,0] -> error: ablation.seeds=[0, 1, 0]
     ablate ablation=smoke ablation.seed_offsets.untied=1 -> error: ablation.seed_offsets.untied=1
     ablate ablation=smoke seeds=3 ablation.looks=[3,2] -> error: ablation.looks=[3, 2]
-    ablate ablation=smoke seeds=11 folds=true my.txt -> error: ablation.seeds: 11 seeds hold out 11 different parts
+    ablate ablation=smoke seeds=11 folds=true my.txt -> error: ablation.seeds: 11 seeds need 11 parts of the text
     ablate ablation=smoke +ablation.contrasts.it={untied:1,tied:-0.5} -> ablation.contrasts.it={'untied': 1, 'tied': -
     ablate ablation=smoke +ablation.contrasts.it={untied:1,tid:-1} -> error: ablation.contrasts.it=tid
     ablate ablation=smoke +ablation.match_parameters.untied=model.dropout -> match_parameters.untied=model.dropout
@@ -229,7 +229,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_leaves_nothing(row, lab, place):
     code, out, error = lab(*line.split())
     *said, last = error.splitlines()
     assert (code, out) == (2, ""), error
-    assert all(re.fullmatch(r".* has .*: experiment=\w+|reading .*", text) for text in said), error
+    assert all(re.fullmatch(r".* has .*, so its recipe is experiment=\w+|reading .*", text) for text in said), error
     assert last.startswith("error: ")
     assert named in last
     of_hydra = {place / "runs", *place.glob("runs/.sweep"), *place.glob("runs/.sweep/*")}

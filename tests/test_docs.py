@@ -195,7 +195,7 @@ def test_a_notebook_runs(path, tmp_path):
     assert re.search(r"\b(better|worse|equivalent|undecided)\b", json.dumps(outputs))
 
 
-BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# ([\w./]+)\n)?(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.nightly

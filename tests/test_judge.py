@@ -307,7 +307,7 @@ TWO = {"arms_of": "ab"}
 NEARLY = {"a": [1.0] * 5, "b": [1.1, 1.3, 1.05, 1.4, 1.15], "c": [1.1, 0.9, 1.2, 0.8, 1.05]}  # p of b: 0.03, of two
 NARROW = runs({"a": [3.0] * 4, "b": [3.00023, 3.00021, 3.00025, 3.00024]})  # not "+0.0 % to +0.0 %"
 WORDS = [
-    (runs(LOSSES), TWO | {"folds": True}, ["8 seeds and validation texts"]),
+    (runs(LOSSES), TWO | {"folds": True}, ["8 seeds, each on its own validation text"]),
     (runs(LOSSES), TWO | {"looks": [4, 8]}, ["97.5 % CI -5.2 % to -3.8 %"]),  # by scipy, at the level of a look
     (shifted(1e-4), TWO, ["b and a are equivalent within 0.1 % of perplexity: ", "90 % CI"]),
     (runs(LOSSES).iloc[:0], TWO, ["no seed has finished"]),
@@ -321,9 +321,21 @@ WORDS = [
     (diverging(LADDERS["seed"] >= 0), TUNED, ["all five values of b"]),
     (diverging(LADDERS["factor"] > 1.9), TUNED, ["; 1 of the five values of b diverged"]),
     (FAR_OFF, TUNED, ["; 1 of the five values of b diverged or failed or were far off"]),
-    (diverging(LADDERS["seed"] == 3), TUNED, ["a at its own best of five learning rates (a 1.4 times the config's);"]),
-    (LADDERS, TUNED, ["each at its own best of five learning rates (b 0.71 times the config's, a 1.4 times)"]),
-    (pd.concat([LADDERS[LADDERS["arm"] == "a"], FOUR[FOUR["arm"] == "b"]]), TUNED, ["of four to five learning rates"]),
+    (
+        diverging(LADDERS["seed"] == 3),
+        TUNED,
+        ["a at its own best learning rate, from five values (a: 1.4 times the config's);"],
+    ),
+    (
+        LADDERS,
+        TUNED,
+        ["from five values (b: 0.71 times the config's, a: 1.4 times the config's)"],
+    ),
+    (
+        pd.concat([LADDERS[LADDERS["arm"] == "a"], FOUR[FOUR["arm"] == "b"]]),
+        TUNED,
+        ["learning rate, from four to five values"],
+    ),
     (
         NARROW,
         TWO | {"seeds": [*range(4)], "equivalence_margin": 1e-4},

@@ -370,7 +370,7 @@ def recipe_for(overrides: Sequence[str], is_sweep: bool = False) -> str | None:
                 what = f"data.path={path}: has" if size == whole else f"data.max_bytes={limit}: leaves"
                 raise UserError(f"{what} {size:,} bytes, expected {MIN_BYTES:,} or more{advice}")
             recipes[path if len(limits) < 2 else f"{path} data.max_bytes={limit}"] = recipe_of(size)
-            log.info("%s has %s: experiment=%s", path, _in_words(size), recipe_of(size))
+            log.info("%s has %s, so its recipe is experiment=%s", path, _in_words(size), recipe_of(size))
     if len({*recipes.values()}) > 1:
         listed = ", ".join(f"{text} experiment={name}" for text, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")

@@ -211,8 +211,8 @@ def log_baseline(result: dict[str, Any]) -> None:
     bits, baseline = result["val_bpb"], result["baselines_bpb"].get("ngram", math.inf)
     if bits > baseline:
         log.warning(
-            "%.3f bits per byte; an n-gram model of the same text reaches %.3f: "
+            "an n-gram model of the text is better: %.3f bits per byte, and this model has %.3f; "
             "see docs/own-text.md#if-the-n-gram-model-is-better",
-            bits,
             baseline,
+            bits,
         )

@@ -299,9 +299,8 @@ def _check_parts(question: Question, seeds: Sequence[int], n_folds: int, has_rec
     asked = f"{len(seeds)} seeds{f', {n_earlier} of them from earlier calls,' if n_earlier else ''}"
     elsewhere = " with another output_dir" if has_record else ""
     raise UserError(
-        f"ablation.seeds: {asked} hold out {needed} different parts of the text, and its val_fraction makes {n_folds}; "
-        f"expected data.val_fraction={1 / needed:g}{elsewhere}, or folds=false, by which all "
-        "pairs share a validation text"
+        f"ablation.seeds: {asked} need {needed} parts of the text, and data.val_fraction makes {n_folds}; expected "
+        f"data.val_fraction={1 / needed:g}{elsewhere}, or folds=false, so that all pairs share a validation text"
     )
 
 

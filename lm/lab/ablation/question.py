@@ -58,7 +58,7 @@ class Question:
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> another baseline for this arm
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; empty: all
     contrasts: dict[str, Any] = field(default_factory=dict)  # weighted sums of arms: name -> arm -> weight
-    seeds: Any  # seeds at which each arm is trained; 5: the seeds 0 to 4
+    seeds: Any  # seeds at which each arm is trained: a list, or their number (5 means the seeds 0 to 4)
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> number added to its seeds, for an A/A control
     folds: Any = True  # whether each pair holds out another part of the text: true or false
     first_fold: float = 0.0  # number of the part that the first pair holds out, from 0; 0.5: all cuts half a part later

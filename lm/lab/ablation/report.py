@@ -124,14 +124,16 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     if question.metric not in RUN_METRICS:
         return
     budgets = dict.fromkeys(row.budget for row in results.contrasts)  # of a frozen study there may be several
-    yield "held equal", ", and in other runs ".join(f"training {BUDGETS.get(budget, budget)}" for budget in budgets)
+    equal = ", and in other runs ".join(f"training {BUDGETS.get(budget, budget)}" for budget in budgets)
+    yield "held equal in all arms", equal
     if results.frozen is not None:
         return
     if matched := ", ".join(f"{arm} by {key}" for arm, key in question.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuning(results)
     changed = results.record.changed_after()
-    yield "design", f"changed after {changed} results" if changed else "not changed after the first result"
+    when = f"changed after {changed} results" if changed else "not changed after the first result"
+    yield "design (question, settings and texts)", when
     if stopped := results.stopped_early():
         yield "planned looks (interim analyses)", stopped
 
@@ -168,10 +170,10 @@ def _tuning(results: Results) -> str:
     tune = results.question.tune
     if tune is None:
         return "none. Each arm uses the learning rates of its configuration"
-    what = "learning rates (one factor multiplies all, so their ratios stay the same)"
-    what = what if tune == LEARNING_RATE else f"values of {tune}"
+    what = "learning rate (one factor multiplies all, so their ratios stay the same)"
+    what = what if tune == LEARNING_RATE else tune
     tried = how_many(ladder.n_tried for ladder in results.ladders.values())
-    return f"each tuned arm at its own best of {tried} {what}. All other settings are as configured"
+    return f"each tuned arm at its own best {what}, from {tried} values. All other settings are as configured"
 
 
 def _arm(results: Results, name: str) -> dict[str, Any]:
@@ -267,7 +269,8 @@ def result_table(results: Results) -> str:
         lines.append(f"{run.status}: {run.run_dir} ({run.error}){f', see {log}' if log.exists() else ''}")
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     page = results.folder / "report.html"
-    return printable("\n".join([*lines, "", f"{counts}; {page}" if page.exists() else counts]))
+    ends = [f"runs: {counts}", *([f"report: {page}"] if page.exists() else [])]
+    return printable("\n".join([*lines, "", *ends]))
 
 
 def comparison_table(results: Results) -> str:

@@ -57,7 +57,8 @@ def _finding(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) 
     plural = "s" * (contrast.n_seeds > 1)
     seeds = f"{contrast.n_seeds} seed{plural}"
     if question.metric in RUN_METRICS:
-        seeds += f" and validation text{plural}" if question.folds else ", on this validation text"
+        own = f", {'each ' * (contrast.n_seeds > 1)}on its own validation text"
+        seeds += own if question.folds else ", on this validation text"
         bases = {base for arm in arms if (base := arm.settings.get("init_from")) and SEED not in base}
         if bases:  # each of them is the base of all seeds
             seeds += ", from this trained model" if len(bases) == 1 else ", from these trained models"
@@ -80,14 +81,12 @@ def _tuning(contrast: Contrast, question: Question, arms: Sequence[ArmRecord]) -
         return "not tuned"
     if not best:
         return ""
-    (arm, factor), *others = best.items()
-    values = ", ".join(
-        [f"{arm} {factor:.2g} times the config's", *(f"{arm} {factor:.2g} times" for arm, factor in others)]
-    )
-    what = "learning rates" if question.tune == LEARNING_RATE else f"values of {question.tune}"
+    values = ", ".join(f"{arm}: {factor:.2g} times the config's" for arm, factor in best.items())
+    what = "learning rate" if question.tune == LEARNING_RATE else question.tune
     who = "each at its" if len(best) == len(contrast.weights) else f"{' and '.join(best)} at its"
     rest = f", {' and '.join(untuned)} not tuned" if untuned else ""
-    return f"{who} own best of {how_many(contrast.tried[arm] for arm in best)} {what} ({values}){rest}"
+    tried = how_many(contrast.tried[arm] for arm in best)
+    return f"{who} own best {what}, from {tried} values ({values}){rest}"
 
 
 def how_many(numbers: Iterable[int]) -> str:
@@ -155,7 +154,8 @@ def _missing(contrast: Contrast) -> list[str]:
         told.append(f"about {contrast.seeds_needed} seeds would detect {margin_in_words(contrast.metric, margin)}")
     elif contrast.minimum_detectable is not None:
         size = fixed(contrast.minimum_detectable, contrast.digits)
-        told.append(f"these seeds would detect a difference of {size} {METRICS[contrast.metric].unit}")
+        unit = METRICS[contrast.metric].unit
+        told.append(f"these {contrast.n_seeds} seeds would detect a difference of {size} {unit}")
     return told
 
 
