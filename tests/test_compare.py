@@ -8,7 +8,7 @@ import hydra
 import pytest
 import yaml
 
-from lm import compare, run_config, train
+from lm import UserError, compare, run_config, train
 from lm.cli.compose import compose
 from lm.config import RunConfig
 from lm.lab.ablation.ask import (
@@ -177,10 +177,17 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(command, at
     assert code == 0, said
     assert re.findall("^d_ff=32 .*", shown, re.M) == [sentence], "the file asks the same question"
     path.write_text(path.read_text() + "# mine\n")
+    assert compare(str(path), overrides=[f"output_dir={path.parent}"]).rows["seed"].nunique() == 3, "as the file says"
     again = compare("model.d_ff=16,32", text="my.txt", seeds=range(1), margin=0.5, overrides=TINY)
     assert (again.folder, again.verdict) == (answer.folder, "undecided"), "one pair has no interval"
     assert path.read_text().endswith("# mine\n"), "what was edited stays"
     assert write_question(replace(asked_by("model.d_ff=16,32").ablation, name=path.stem), [], path.parent) != path
+
+
+@pytest.mark.parametrize("seeds", ["5", 3.0, [0.5, 1.7]])
+def test_a_mistake_in_the_seeds_is_named(seeds):
+    with pytest.raises(UserError, match=r"seeds=.* expected"):
+        compare("head=tied,untied", seeds=seeds)
 
 
 # --- a confirmation asks the primary arms of an ablation again, on fresh seeds

@@ -355,6 +355,8 @@ def test_a_sentence_says_on_what_a_verdict_rests_and_why_there_is_none(frame, as
     [
         (5e6, [-1, -3, -2, -4, -2], "better"),  # a common offset changes nothing
         (1e9, [1e9, 1e9 + 800, 1e9 + 1600], "worse"),
+        (10.0, [199990.09, 199989.98, 199990.05, 199990.02], "worse"),
+        (1e-323, [5e-324, 1e-323, 5e-324, 1e-323], "equal"),  # too small for a standard error
         (1e12, [0.01, 0.02, 0.03, 0.02], "worse"),  # much more than double precision rounds
         (3.0, [1e-5, 1.01e-5, 0.99e-5, 1e-5, 1.02e-5], "equivalent"),  # within the margin
         (3.0, [0.5, 0.5 + 1e-7, 0.5 - 1e-7], "equal"),  # but for rounding to single precision

@@ -147,6 +147,7 @@ FILES = {ROWS + line: f"x.csv: line 8: {named}" for line, named in LINES.items()
     ROWS.replace("value", "loss"): "x.csv: has the columns arm, seed, loss",
     "arm,seed,value,value\n": "each once",
     "arm;seed;value\na;0;0,51\n": "x.csv: its fields end in semicolons",
+    "arm\tseed\tvalue\na\t0\t0.51\n": "x.csv: its fields end in tabs",
     ROWS + 'b,3,"1': "x.csv: .*CSV",
 }
 

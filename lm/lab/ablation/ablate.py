@@ -34,7 +34,7 @@ from lm.lab.ablation.plan import (
     next_runs,
     seconds_to_go,
 )
-from lm.lab.ablation.question import AblateConfig
+from lm.lab.ablation.question import MIN_SEEDS, AblateConfig
 from lm.lab.ablation.report import write_report
 from lm.lab.ablation.results import Results
 from lm.lab.ablation.sentence import margin_in_words
@@ -140,6 +140,8 @@ def plan_table(plan: Plan, stage: Stage, results: Results) -> str:
     if (unused := int((results.runs["purpose"] == UNUSED).sum())) and not stage.n_open:  # else names are not known yet
         reason = "settings or text have changed, or they are not asked for any more"
         lines += [f"{unused} finished run{'s' * (unused > 1)} in this folder no longer count: {reason}"]
+    if len(question.seeds) < MIN_SEEDS:
+        lines += [f"fewer than {MIN_SEEDS} seeds give no verdict"]
     lines += [*map(str, plan_warnings(record)), _power(results)]
     time = duration(seconds_to_go(plan, stage))
     lines += [f"about {time} to go, as measured on this machine{_busy()}; the results go to {plan.reader.folder}"]

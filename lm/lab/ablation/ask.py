@@ -38,7 +38,7 @@ from lm.config import TYPED_LENGTHS, DataConfig, RunConfig, check_init, flat, li
 from lm.data.paths import as_started
 from lm.errors import UserError, error_prefix, reading, require, without_secrets
 from lm.lab.ablation.folder import AblationRecord, RunReader, by_key, read_record, sibling
-from lm.lab.ablation.question import AGAIN, LONGEST, SEED, AblateConfig, Question
+from lm.lab.ablation.question import AGAIN, LONGEST, MIN_SEEDS, SEED, AblateConfig, Question
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
@@ -306,6 +306,9 @@ def confirmation(source: Path) -> QuestionFile:
         if first_fold + len(seeds) > n_folds:
             first_fold = 0.0 if question.first_fold % 1 else 0.5
             seeds = seeds[: n_folds - math.ceil(first_fold)]
+            left = f"confirm={source}: {n_folds} parts of the text leave {len(seeds)} for fresh pairs"
+            anew = "3 or more; ask the question again with other seeds, a smaller data.val_fraction and output_dir"
+            require(len(seeds) >= MIN_SEEDS, left, anew)
     asked: QuestionFile = asdict(question)
     for key in ("match_parameters", "seed_offsets", "baselines"):
         asked[key] = {arm: value for arm, value in asked[key].items() if arm in arms}

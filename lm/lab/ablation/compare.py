@@ -10,9 +10,10 @@ import pandas as pd
 from lm.cli import command_line
 from lm.cli.compose import compose
 from lm.errors import error_prefix, require
-from lm.lab.ablation.ask import SEEDS, compose_question, question_words, write_question
+from lm.lab.ablation.ask import compose_question, question_words, write_question
 from lm.lab.ablation.question import AblateConfig
 from lm.lab.ablation.results import Results
+from lm.lab.ablation.warnings import report_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Answer:
     sentence: str  # what that means, with the interval
     contrasts: pd.DataFrame  # a row for each comparison, as lm.lab.results.contrasts gives it
     folder: Path | None  # of the report, the rows and the question; None of a frame
+    warnings: list[str]  # what weakens the verdict, such as rows that are left out
     rows: pd.DataFrame  # arm, seed, factor of the tuned setting, and value of every finished run that is compared
 
     @property
@@ -35,27 +37,29 @@ class Answer:
 def compare(
     change: str,
     text: str | Path | None = None,
-    seeds: int | Iterable[int] = SEEDS,
+    seeds: int | Iterable[int] | None = None,
     margin: float | None = None,
     overrides: Sequence[str] = (),
     output_dir: str | Path | None = None,
-    tune: bool = False,
+    tune: bool | None = None,
 ) -> Answer:
     """Train every value of a setting at every seed, in pairs, and judge the others against the first.
 
     `change` is a setting of train with its values; `text` a file, folder, glob or address, without which the default
-    text is read; `seeds` the number of seeds, or the seeds; `margin` the smallest difference that matters, by default
-    1 % of perplexity; `overrides` are settings of train for all; `tune` scores each value at its own best learning
-    rate. What is finished in the folder is not run again. Runs are made in other processes, so a script calls it below
-    `if __name__ == "__main__":`. Raises UserError.
+    text is read; `seeds` the number of seeds, by default 5, or the seeds; `margin` the smallest difference that
+    matters, by default 1 % of perplexity; `overrides` are settings of train for all; `tune` scores each value at its
+    own best learning rate. What is finished in the folder is not run again. Runs are made in other processes, so a
+    script calls it below `if __name__ == "__main__":`. Raises UserError.
     """
     from lm import results as frames
     from lm.lab.ablation.ablate import ablate
 
     require(isinstance(change, str) and not isinstance(overrides, str), "compare", "a str, and a list of overrides")
-    seeds = seeds if isinstance(seeds, int) else [*map(int, seeds)]
+    is_seeds = isinstance(seeds, int | Iterable | None) and not isinstance(seeds, str)
+    require(is_seeds, f"seeds={seeds!r}", "a number of seeds, or a list of seeds")
+    seeds = seeds if isinstance(seeds, int | None) else [*seeds]
     own = {"seeds": seeds, "margin": margin, "tune": tune, "output_dir": output_dir}
-    typed = [change, *overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
+    typed = [change, *(f"{key}={value}" for key, value in own.items() if value is not None), *overrides]
     typed += [] if text is None else [str(text)]
     asked = compose("ablate", question_words(typed)[0], AblateConfig)
     config, runs = compose_question(asked)
@@ -89,4 +93,5 @@ def _answer(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> A
     done, metric = results.done, results.question.metric
     rows = done[["arm", "seed", "factor", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
     answer = results.answers()[0]
-    return Answer(answer.verdict, answer.sentence, contrasts, folder, rows)
+    told = [*map(str, report_warnings(results))]
+    return Answer(answer.verdict, answer.sentence, contrasts, folder, told, rows)

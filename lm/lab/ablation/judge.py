@@ -5,6 +5,7 @@ arms share their seed, their data order and their text, so what these add to bot
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -13,14 +14,14 @@ from typing import NamedTuple
 import pandas as pd
 from scipy import special
 
+from lm.config import DataConfig
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.question import METRICS, MOST_SEEDS, Question, weighted_sum
+from lm.lab.ablation.question import METRICS, MIN_SEEDS, MOST_SEEDS, Question, weighted_sum
 from lm.lab.ablation.tuning import Ladder, climb
 
 ALPHA = 0.05
 POWER = 0.8
-MIN_SEEDS = 3  # below, there is no verdict
-SAME = 1e-6  # of the largest difference: those that vary by less are equal but for rounding to single precision
+SAME = 2.0**-21  # of the largest difference: four roundings to single precision, which make no two differences
 ROUNDING = 1e-15  # of the values: what a difference may have by rounding to double precision alone
 FAMILIES = ("primary", "secondary", "weighted")  # each is corrected for its own number of comparisons
 
@@ -70,9 +71,8 @@ class Contrast:
 
     @property
     def half_width(self) -> float:
-        """Half the interval, 0 if only rounding tells its ends apart or if there is none."""
-        half = ((self.ci_high or 0.0) - (self.ci_low or 0.0)) / 2
-        return half if half > SAME * abs(self.mean_difference or 0.0) else 0.0
+        """Half the interval, 0 if there is none."""
+        return ((self.ci_high or 0.0) - (self.ci_low or 0.0)) / 2
 
     @property
     def digits(self) -> int:
@@ -109,12 +109,16 @@ def judge(question: Question, runs: pd.DataFrame, arms: Mapping[str, ArmRecord])
     equivalent, because the seeds that it survived would favour it. An arm that diverged at all seeds is worse than an
     arm that lost no seed. An arm that failed says nothing about itself: its code or its machine may be the reason.
     """
+    most_seeds = MOST_SEEDS
+    if question.folds and "data.val_fraction" in (settings := arms[question.baseline].settings):
+        # More seeds than parts would each score less text, so their differences would vary more.
+        most_seeds = DataConfig(val_fraction=settings["data.val_fraction"]).n_folds
     scored = {arm: score(question, runs[runs["arm"] == arm], arms[arm].is_tuned) for arm in question.arms}
     weights = {f"{arm} - {other}": {arm: 1.0, other: -1.0} for arm, other in question.pairs().items()}
     weights |= question.contrasts
     contrasts = [_contrast(question, name, own, scored) for name, own in weights.items()]
     for family in FAMILIES:
-        _adjust([contrast for contrast in contrasts if contrast.family == family])
+        _adjust([contrast for contrast in contrasts if contrast.family == family], most_seeds)
     for contrast in contrasts:
         contrast.verdict, contrast.undecided_by = _verdict(contrast, scored)
     return contrasts
@@ -182,7 +186,8 @@ def _contrast(question: Question, name: str, weights: Mapping[str, float], score
         are_equal = max(losses) - min(losses) <= max(SAME * max(map(abs, losses)), ROUNDING * largest)
         test = paired_test(losses, question.equivalence_margin, down, up, contrast.alpha, are_equal)
         contrast.sd, contrast.p, contrast.p_equivalent = test.sd, test.p, test.p_equivalent
-        contrast.ci_low, contrast.ci_high = sorted((sign * test.low, sign * test.high))
+        if test.p is not None:  # equal differences have no interval
+            contrast.ci_low, contrast.ci_high = sorted((sign * test.low, sign * test.high))
         contrast.gain_low, contrast.gain_high = (down, up) if sign > 0 else (up, down)
     return contrast
 
@@ -213,7 +218,7 @@ def paired_test(
     error, df = sd / math.sqrt(n), n - 1
     half = float(special.stdtrit(df, 1 - alpha / 2)) * error
     low, high = mean - half - down, mean + half + up
-    if are_equal or sd == 0:
+    if are_equal or error == 0:
         return PairedTest(sd, low, high, None, None)
     away = mean - down if mean > 0 else -mean - up
     nearer = None if margin is None else margin - max(mean + up, down - mean)
@@ -234,7 +239,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _adjust(family: Sequence[Contrast]) -> None:
+def _adjust(family: Sequence[Contrast], most_seeds: int) -> None:
     """Correct the comparisons of a family that have a test for their number, and say what they would detect."""
     for key in ("p", "p_equivalent"):
         tested = [contrast for contrast in family if getattr(contrast, key) is not None]
@@ -247,8 +252,13 @@ def _adjust(family: Sequence[Contrast]) -> None:
         alpha, sd = contrast.alpha / len(tested), contrast.sd or 0.0
         contrast.minimum_detectable = detectable(sd, contrast.n_seeds, alpha)
         if margin := contrast.equivalence_margin:
-            numbers = range(MIN_SEEDS, MOST_SEEDS + 1)
-            contrast.seeds_needed = next((n for n in numbers if detectable(sd, n, alpha) <= margin), None)
+            contrast.seeds_needed = _seeds_needed(margin, sd, alpha, most_seeds)
+
+
+def _seeds_needed(margin: float, sd: float, alpha: float, most: int) -> int | None:
+    numbers = range(MIN_SEEDS, most + 1)
+    place = bisect_left(numbers, True, key=lambda n: detectable(sd, n, alpha) <= margin)
+    return numbers[place] if place < len(numbers) else None
 
 
 def detectable(sd: float, n: int, alpha: float = ALPHA) -> float:

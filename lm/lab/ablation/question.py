@@ -30,10 +30,11 @@ MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 EQUAL_COST = 0.02  # budgets, and FLOPs of a token, that differ by less count as equal
 LEARNING_RATE = "learning_rate"
 TUNED_SETTING = {LEARNING_RATE: "optim.lr_scale"}  # one factor for the peaks of all parameter groups
+MIN_SEEDS = 3  # below, there is no verdict
 MOST_SEEDS = 1000
 LONGEST = 40  # characters of a name
 NAME = rf"[^\W_][\w.-]{{0,{LONGEST - 1}}}"  # of an arm, and of an ablation; matplotlib leaves _x out of a legend
-NAMES = "a name of letters, digits, dots, - and _ that begins with a letter or digit"
+NAMES = f"a name of at most {LONGEST} letters, digits, dots, - and _ that begins with a letter or digit"
 SEED = "{seed}"  # in init_from: the seed of the run
 AGAIN = "Confirmation on fresh seeds: "  # begins the question of a confirmation
 

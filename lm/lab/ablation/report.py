@@ -196,7 +196,7 @@ def _arm(results: Results, name: str) -> dict[str, Any]:
         "folders": {
             str(seed): f"{quote(run_dir)}/"
             for seed, run_dir in shown["run_dir"].items()
-            if (results.folder / run_dir).is_dir()
+            if record.identity and (results.folder / run_dir).is_dir()
         },
         **{key: runs[key].astype(float).median() for key in ("seconds", "tokens_per_second") if key in runs},
         "ladder": _ladder(results, name) if name in results.ladders else None,
@@ -266,7 +266,8 @@ def result_table(results: Results) -> str:
     lost = results.asked_for[results.asked_for["status"].isin(["failed", "killed", "diverged"])]
     for run in lost.itertuples():
         log = results.folder / f"{run.run_dir}.log"
-        lines.append(f"{run.status}: {run.run_dir} ({run.error}){f', see {log}' if log.exists() else ''}")
+        see = f", see {log}" if results.record.begun and log.exists() else ""  # rows of any program have no folders
+        lines.append(f"{run.status}: {run.run_dir} ({run.error}){see}")
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     page = results.folder / "report.html"
     ends = [f"runs: {counts}", *([f"report: {page}"] if page.exists() else [])]

@@ -32,8 +32,9 @@ def read_rows(path: Path) -> pd.DataFrame:
     with reading(path, "CSV in UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, skipinitialspace=True, strict=True)
         names = [name.strip() for name in next(filter(None, lines), [])]
-        if len(names) == 1 and ";" in names[0]:
-            raise UserError("its fields end in semicolons; expected commas, and a point in decimals")
+        for mark, word in ((";", "semicolons"), ("\t", "tabs")):
+            if len(names) == 1 and mark in names[0]:
+                raise UserError(f"its fields end in {word}; expected commas, and a point in decimals")
         rows = {f"line {lines.line_num}": fields for fields in lines if fields}
         for line, fields in rows.items():
             require(len(fields) == len(names), f"{line}: has {len(fields)} fields", f"{len(names)}, as the header has")
@@ -49,11 +50,15 @@ def checked_rows(given: pd.DataFrame) -> pd.DataFrame:
     for place, arm, seed, value in given[[*KINDS]].itertuples(name=None):
         with error_prefix(str(place) if isinstance(place, str) else f"row {place}"):
             require(not pd.isna(arm) and str(arm).strip() != "", f"arm={arm}", "a name")
-            run = unicodedata.normalize("NFC", str(arm)).strip(), _whole(seed)  # é is one letter, however it is stored
+            run = _name(str(arm)), _whole(seed)
             require(run not in places, f"arm={arm} seed={seed}: is there twice, before in {places.get(run)}", "once")
             places[run] = place
             rows.append((*run, _number(value)))
     return pd.DataFrame(rows, columns=[*KINDS])
+
+
+def _name(arm: str) -> str:
+    return unicodedata.normalize("NFC", arm).strip()  # é is one letter, however it is stored
 
 
 def _whole(seed: Any) -> int:
@@ -93,11 +98,12 @@ def judged(
     arms = [*dict.fromkeys(rows["arm"])]
     require(len(arms) > 1, f"column arm: has {', '.join(arms) or 'no value'}", "two names or more")
     require(baseline is not None or len(arms) == 2, "baseline: not given", f"one of {', '.join(arms)}")
-    baseline = arms[0] if baseline is None else unicodedata.normalize("NFC", baseline)
+    baseline = arms[0] if baseline is None else _name(baseline)
     require(baseline in arms, f"baseline={baseline}: no such arm", f"one of {', '.join(arms)}")
     require(margin is None or 0 < margin < math.inf, f"margin={margin}", "more than 0, in the unit of the values")
     of_baseline = rows["arm"] == baseline
-    seeds = sorted({*rows["seed"][of_baseline]} & {*rows["seed"][~of_baseline]})
+    common = {*rows["seed"][of_baseline]} & {*rows["seed"][~of_baseline]}
+    seeds = sorted(common)
     pairs = f"column seed: {baseline} and another arm have {len(seeds)} of the seeds in common"
     require(len(seeds) > 1, pairs, "two or more, because each makes a pair")
     question = Question(
@@ -112,7 +118,7 @@ def judged(
     )
     record = AblationRecord(question=question, arms={arm: ArmRecord() for arm in arms}, command=command)
     lost = {*rows["arm"][~(rows["value"].abs() < TOO_LARGE)]}  # all their runs count, those that trained too
-    runs = frame_of([_run(row, row["seed"] in seeds or row["arm"] in lost) for row in rows.to_dict("records")], RUN)
+    runs = frame_of([_run(row, row["seed"] in common or row["arm"] in lost) for row in rows.to_dict("records")], RUN)
     results = Results(record, RunReader(folder))
     # There are no folders of runs to read.
     results.runs = runs.assign(higher_value=runs["value"])

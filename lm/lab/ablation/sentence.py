@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lm.cli.arguments import key_of
 from lm.lab.ablation.folder import ArmRecord
-from lm.lab.ablation.judge import MIN_SEEDS, Contrast, decimals, interval, sides
-from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, RUN_METRICS, SEED, Question
+from lm.lab.ablation.judge import Contrast, decimals, interval, sides
+from lm.lab.ablation.question import AGAIN, LEARNING_RATE, METRICS, MIN_SEEDS, RUN_METRICS, SEED, Question
 from lm.lab.ablation.tuning import LADDER
 from lm.lab.report.pages import fixed, signed
 
@@ -35,7 +35,7 @@ def sentence(contrast: Contrast, question: Question, arms: Mapping[str, ArmRecor
     tuning = _tuning(contrast, question, compared)
     finding = f"{verdict[contrast.verdict]}: {_finding(contrast, question, compared)}"
     finding = f"{finding}, {tuning}" if tuning else finding
-    parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast)]
+    parts = [finding, _costs(*pair), *_lost(contrast), *_gains(contrast, question), *_missing(contrast, question)]
     if tuning and question.tune is None and not contrast.failed and not question.question.startswith(AGAIN):
         n = len(question.arms) * len(question.seeds) * len(LADDER)
         parts.append(f"to tune the learning rates, add tune=true ({n} runs or more)")
@@ -137,7 +137,7 @@ def _gains(contrast: Contrast, question: Question) -> list[str]:
     ]
 
 
-def _missing(contrast: Contrast) -> list[str]:
+def _missing(contrast: Contrast, question: Question) -> list[str]:
     """Return why a comparison is undecided, and what would decide it."""
     if contrast.verdict != "undecided" or contrast.undecided_by == "untrainable":
         return []
@@ -156,6 +156,9 @@ def _missing(contrast: Contrast) -> list[str]:
         size = fixed(contrast.minimum_detectable, contrast.digits)
         unit = METRICS[contrast.metric].unit
         told.append(f"these {contrast.n_seeds} seeds would detect a difference of {size} {unit}")
+        if margin and question.folds and contrast.seeds_needed is None:
+            size = margin_in_words(contrast.metric, margin)
+            told.append(f"to detect {size}, more seeds than this text has parts are needed: take a longer text")
     return told
 
 

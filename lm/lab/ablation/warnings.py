@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from lm.data.text import MIN_COPIED
 from lm.lab.ablation.folder import UNUSED, AblationRecord
-from lm.lab.ablation.judge import MIN_SEEDS, Contrast
-from lm.lab.ablation.question import RUN_METRICS
+from lm.lab.ablation.judge import Contrast
+from lm.lab.ablation.question import MIN_SEEDS, RUN_METRICS
 from lm.lab.ablation.results import Results
 from lm.lab.report.figures import shorten
 from lm.system.terminal import to_override_value
